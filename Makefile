@@ -1,0 +1,43 @@
+# One command each: `make test` checks everything, `make demo` shows what it is for.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+JOBS ?= auto
+
+.DEFAULT_GOAL := help
+.PHONY: help install lint format types unit test demo docs clean
+
+help: ## list these targets
+	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
+
+$(VENV)/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[dev,docs]"
+	@touch $@
+
+install: $(VENV)/.installed ## create .venv with the pinned versions
+
+lint: install ## ruff: lint and formatting
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+format: install ## let ruff mend what it can
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+types: install ## mypy
+	$(BIN)/mypy
+
+unit: install ## pytest, docstring and documentation examples included
+	$(BIN)/python -m pytest -n $(JOBS)
+
+test: lint types unit ## all of the above: what CI runs
+
+demo: install ## a first example: an iteration learns when to stop
+	$(BIN)/torchpact demo
+
+docs: install ## the documentation site, in site/
+	$(BIN)/mkdocs build --strict --quiet
+
+clean: ## remove what make has made
+	rm -rf $(VENV) site .mypy_cache .ruff_cache .pytest_cache .hypothesis

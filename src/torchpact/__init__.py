@@ -1,0 +1,44 @@
+"""torchpact: networks that decide how much to compute, per input and per position.
+
+The maths        stick_breaking, log_stick_breaking, expected_steps, act_halting, TruncatedGeometric
+The modes        Relaxed, Discrete, Thresholded, ACT
+The block        AdaptiveBlock, Ponder, Residual, use_mode
+The objective    map_loss, reinforce_loss, EMABaseline
+In general       svo: stochastic variational optimization of any f(z)
+"""
+
+from torchpact import svo
+from torchpact.block import AdaptiveBlock, Ponder, Residual, use_mode
+from torchpact.halting import (
+    ACTHalting,
+    act_halting,
+    expected_steps,
+    log_stick_breaking,
+    stick_breaking,
+)
+from torchpact.modes import ACT, Discrete, Relaxed, Thresholded
+from torchpact.objective import EMABaseline, map_loss, reinforce_loss
+from torchpact.priors import TruncatedGeometric
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "ACT",
+    "ACTHalting",
+    "AdaptiveBlock",
+    "Discrete",
+    "EMABaseline",
+    "Ponder",
+    "Relaxed",
+    "Residual",
+    "Thresholded",
+    "TruncatedGeometric",
+    "act_halting",
+    "expected_steps",
+    "log_stick_breaking",
+    "map_loss",
+    "reinforce_loss",
+    "stick_breaking",
+    "svo",
+    "use_mode",
+]

@@ -1,0 +1,326 @@
+"""The adaptive block: run a step, ask the head, tell the mode, accumulate."""
+
+from collections.abc import Callable, Iterable
+from types import TracebackType
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from torchpact._checks import at_least_single, check_count, readable
+from torchpact.halting import _steps_from_survival
+from torchpact.modes import Mode, Relaxed, as_mode
+
+State = Tensor | tuple[Tensor, ...]
+"""What a block iterates on: a tensor, or a tuple of them, such as the (h, c) of an LSTM."""
+
+
+class Ponder(NamedTuple):
+    """What a block did, and what the objective needs to know of it.
+
+    Positions have the shape of the halting logits; their first dimension is the batch.
+
+    With gradients enabled all L iterations run, in every mode, since N needs every h. Without them
+    a mode that can be done early skips what it can: ``probs`` of an iteration that a position did
+    not run then hold 1, and ``expected_steps`` counts no further than the iterations that were run,
+    which makes it a lower bound of N. For N itself evaluate in :class:`~torchpact.Relaxed` mode.
+    """
+
+    probs: Tensor
+    """The halting probabilities h, L of them along dim 0; the last is 1."""
+    steps: Tensor
+    """The iterations run per position: z, or ACT's N; relaxed, those with r > clip. Integer."""
+    expected_steps: Tensor
+    """N, the expected number of iterations under q (eq. 24); differentiable."""
+    cost: Tensor
+    """What the objective penalises: N, or ACT's ρ = N + R; differentiable."""
+    log_prob: Tensor | None
+    """In Discrete mode log q(z) of the decisions taken (eq. 15), per position; elsewhere None."""
+
+    @property
+    def active(self) -> Tensor:
+        """Which positions ran which iteration: L booleans along dim 0; the first row is all true."""
+        index = torch.arange(1, len(self.probs) + 1, device=self.steps.device)
+        return index.view((-1,) + (1,) * self.steps.dim()) <= self.steps
+
+
+class Residual(nn.Module):
+    """A step u + f(u)·a that heeds the active positions mask a (eq. 28).
+
+    A block hands the mask, as ``gate``, to any step with a true attribute ``gated``, from the second
+    iteration on. Use such steps where positions see each other, as pixels under a convolution do:
+    what a halted neighbour shows is then the same in training and in evaluation.
+
+    >>> unit = Residual(nn.Conv2d(4, 4, 3, padding=1))
+    >>> u = torch.randn(1, 4, 8, 8)
+    >>> torch.equal(unit(u, gate=torch.zeros(1, 1, 8, 8)), u)
+    True
+    """
+
+    gated = True
+
+    def __init__(self, function: Callable[..., Tensor]) -> None:
+        super().__init__()
+        self.function = _as_module(function)
+
+    def forward(self, u: Tensor, *context: Any, gate: Tensor | None = None) -> Tensor:
+        """Add the residual, where the gate is open."""
+        residual: Tensor = self.function(u, *context)
+        return u + (residual if gate is None else residual * gate)
+
+
+class AdaptiveBlock(nn.Module):
+    """Iterates ``u ← step(u)`` up to L times, and decides at each position when to stop.
+
+    ``steps`` are L callables ``u -> u``, or a single one with ``max_steps=L`` that shares its
+    weights. The first may change the shape of the state, the others may not. ``halting`` are the
+    heads ``u -> logits`` of the halting probabilities: one for every step, or for every step but the
+    last (which needs none), or a single shared one. Logits have as many dimensions as the state and
+    broadcast to it: ``(B, 1)`` or ``(B, 1, 1, 1)`` for one decision an example, ``(B, 1, H, W)`` for
+    one a pixel. Only what is an ``nn.Module`` has its parameters registered.
+
+    A plain step must treat positions independently; where they see each other, use steps that take
+    the mask, such as :class:`Residual`. In the soft modes (relaxed, ACT) a plain step is run in full
+    and its result weighted; in the hard modes halted positions are frozen, so that the state in the
+    end is the output and no running sum is kept.
+
+    >>> step = nn.Sequential(nn.Linear(8, 8), nn.Tanh())
+    >>> block = AdaptiveBlock(step, halting=nn.Linear(8, 1), max_steps=5)
+    >>> output, ponder = block(torch.randn(4, 8))
+    >>> output.shape, ponder.probs.shape, ponder.cost.shape
+    (torch.Size([4, 8]), torch.Size([5, 4, 1]), torch.Size([4, 1]))
+    >>> output, ponder = block(torch.randn(4, 8), mode="thresholded")
+    """
+
+    def __init__(
+        self,
+        steps: Callable[..., State] | Iterable[Callable[..., State]],
+        halting: Callable[..., Tensor] | Iterable[Callable[..., Tensor]],
+        mode: Mode | str | None = None,
+        max_steps: int | None = None,
+    ) -> None:
+        super().__init__()
+        step_list, shared_step = _as_modules("steps", steps)
+        head_list, shared_head = _as_modules("halting", halting)
+        if shared_step:
+            if max_steps is None:
+                raise ValueError("expected max_steps=L with a single shared step, got none")
+            self.max_steps = check_count("max_steps", max_steps)
+        else:
+            self.max_steps = check_count("the number of steps", len(step_list))
+            if max_steps not in (None, self.max_steps):
+                raise ValueError(
+                    f"expected max_steps={self.max_steps} for a list of as many steps, "
+                    f"got {max_steps}"
+                )
+        if not shared_head and self.max_steps - len(head_list) not in (0, 1):
+            raise ValueError(
+                f"expected {self.max_steps - 1} or {self.max_steps} halting heads for "
+                f"{self.max_steps} steps, or a single shared one; got a list of {len(head_list)}"
+            )
+        self.steps = nn.ModuleList(step_list)
+        self.halting = nn.ModuleList(head_list)
+        self.mode = Relaxed() if mode is None else as_mode(mode)
+
+    def extra_repr(self) -> str:
+        """Return the settings for ``print(block)``."""
+        return f"max_steps={self.max_steps}, mode={self.mode}"
+
+    def forward(
+        self, u: State, *context: Any, mode: Mode | str | None = None
+    ) -> tuple[State, Ponder]:
+        """Run the block on ``u``; ``context`` goes to every step as further arguments."""
+        mode = self.mode if mode is None else as_mode(mode)
+        learning = torch.is_grad_enabled()
+        # Frozen states would give h of iterations that q never sees, and with it a wrong N, so while
+        # learning plain steps run on freely and the output is picked on the way.
+        freeze = mode.hard and not (learning and self._has_plain_steps)
+
+        u = self._advance(0, u, None, context, freeze)
+        logits = self._ask(0, u)
+        remaining = torch.ones_like(logits)
+        steps = torch.ones_like(logits, dtype=torch.long)
+        asked: list[Tensor] = []
+        output: State | None = None
+        for index in range(1, self.max_steps):
+            if index > 1:
+                logits = self._ask(index - 1, u)
+            if not learning and mode.leaves:
+                logits = torch.where(remaining > 0, logits, torch.inf)
+            asked.append(logits)
+            weight, remaining = mode.halt(remaining, logits)
+            if not freeze:
+                output = _accumulate(output, u, weight, mode.hard)
+            gate = mode.gate(remaining)
+            open_gate = gate > 0
+            if not learning and mode.leaves and readable(open_gate) and not open_gate.any():
+                break
+            steps = steps + open_gate
+            u = self._advance(index, u, gate, context, freeze)
+        output = u if freeze else _accumulate(output, u, remaining, mode.hard)
+        return _like(output, u), self._ponder(asked, remaining, steps, mode)
+
+    @property
+    def _has_plain_steps(self) -> bool:
+        shared = len(self.steps) == 1
+        return not all(_is_gated(step) for step in (self.steps if shared else self.steps[1:]))
+
+    def _advance(
+        self,
+        index: int,
+        u: State,
+        gate: Tensor | None,
+        context: tuple[Any, ...],
+        freeze: bool,
+    ) -> State:
+        step = self.steps[index if len(self.steps) > 1 else 0]
+        takes_gate = gate is not None and _is_gated(step)
+        if gate is not None and takes_gate:
+            moved: State = step(u, *context, gate=gate.to(_first(u).dtype))
+        else:
+            moved = step(u, *context)
+        if index > 0 and _shape(moved) != _shape(u):
+            raise ValueError(
+                f"step {index + 1} changed the shape of the state: "
+                f"expected {_shape(u)}, got {_shape(moved)}"
+            )
+        # a step that took the gate has left its closed positions as they were
+        frozen = freeze and gate is not None and not takes_gate
+        return _where(gate > 0, moved, u) if frozen else moved
+
+    def _ask(self, index: int, u: State) -> Tensor:
+        """Return the halting logits after the step at ``index``, checked, in fp32 or better."""
+        if not self.halting:  # a single step and no head: one position an example
+            return at_least_single(_first(u).new_zeros(_per_example(_first(u))))
+        logits = self.halting[index if len(self.halting) > 1 else 0](u)
+        for part in (u,) if isinstance(u, Tensor) else u:
+            if not isinstance(logits, Tensor) or not _broadcasts(logits, part):
+                raise ValueError(
+                    f"halting head {index + 1} gave {_shape(logits)}, expected logits that "
+                    f"broadcast to the state's {tuple(part.shape)} without adding dimensions, "
+                    f"such as {_per_example(part)}"
+                )
+        return at_least_single(logits)
+
+    def _ponder(self, asked: list[Tensor], like: Tensor, steps: Tensor, mode: Mode) -> Ponder:
+        always = torch.full_like(like, torch.inf)
+        logits = torch.stack(asked + [always] * (self.max_steps - len(asked)))
+        probs = torch.sigmoid(logits)
+        expected = _steps_from_survival(torch.sigmoid(-logits[:-1]), 0)
+        return Ponder(
+            probs=probs,
+            steps=steps,
+            expected_steps=expected,
+            cost=mode.cost(probs, steps, expected),
+            log_prob=mode.log_prob(logits, steps),
+        )
+
+
+class use_mode:  # noqa: N801 (reads as a verb, like torch.no_grad)
+    """Set the mode of every adaptive block below ``model``; in a ``with`` statement, for its duration.
+
+    >>> block = AdaptiveBlock(nn.Tanh(), nn.Linear(8, 1), max_steps=3)
+    >>> with use_mode(block, "thresholded"):
+    ...     block.mode
+    Thresholded(threshold=0.5)
+    >>> block.mode
+    Relaxed(temperature=0.666..., clip=0.01)
+    """
+
+    def __init__(self, model: nn.Module, mode: Mode | str) -> None:
+        mode = as_mode(mode)
+        self._model = model
+        self._before = [(m, m.mode) for m in model.modules() if isinstance(m, AdaptiveBlock)]
+        for block, _ in self._before:
+            block.mode = mode
+
+    def __enter__(self) -> nn.Module:
+        return self._model
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        for block, mode in self._before:
+            block.mode = mode
+
+
+class _Function(nn.Module):
+    """A plain callable in the clothes of a module, so that lists of steps can hold both."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.function = function
+        self.gated = _is_gated(function)
+
+    def extra_repr(self) -> str:
+        return getattr(self.function, "__qualname__", repr(self.function))
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.function(*args, **kwargs)
+
+
+def _as_module(function: Callable[..., Any]) -> nn.Module:
+    if not callable(function):
+        raise TypeError(f"expected a callable, got {type(function).__name__}")
+    return function if isinstance(function, nn.Module) else _Function(function)
+
+
+def _as_modules(name: str, given: Any) -> tuple[list[nn.Module], bool]:
+    """Return the callables as modules, and whether a single one was given."""
+    # A ModuleList defines no forward but is callable; a Sequential is one step, though it iterates
+    if isinstance(given, nn.ModuleList) or (isinstance(given, Iterable) and not callable(given)):
+        return [_as_module(function) for function in given], False
+    if callable(given):
+        return [_as_module(given)], True
+    raise TypeError(f"expected {name} to be a callable or a list of them, got {given!r}")
+
+
+def _is_gated(step: Any) -> bool:
+    return bool(getattr(step, "gated", False))
+
+
+def _broadcasts(small: Tensor, large: Tensor) -> bool:
+    return small.dim() == large.dim() and all(
+        s in (1, n) for s, n in zip(small.shape, large.shape, strict=True)
+    )
+
+
+def _first(state: State) -> Tensor:
+    return state if isinstance(state, Tensor) else state[0]
+
+
+def _per_example(u: Tensor) -> tuple[int, ...]:
+    return (*u.shape[:1], *(1 for _ in u.shape[1:]))
+
+
+def _shape(state: Any) -> Any:
+    if isinstance(state, Tensor):
+        return tuple(state.shape)
+    return tuple(_shape(s) for s in state) if isinstance(state, tuple) else type(state).__name__
+
+
+def _map(function: Callable[..., Tensor], *states: Any) -> State:
+    if isinstance(states[0], Tensor):
+        return function(*states)
+    return tuple(function(*parts) for parts in zip(*states, strict=True))
+
+
+def _where(mask: Tensor, yes: State, no: State) -> State:
+    return _map(lambda a, b: torch.where(mask, a, b), yes, no)
+
+
+def _accumulate(output: State | None, u: State, weight: Tensor, hard: bool) -> State:
+    """Add weight·u to the output; with one-hot weights pick u where the weight is."""
+    if hard:
+        return u if output is None else _where(weight > 0, u, output)
+    if output is None:
+        return _map(lambda a: weight * a, u)
+    return _map(lambda total, a: total + weight * a, output, u)
+
+
+def _like(output: State, u: State) -> State:
+    """The sum is taken in the precision of the weights; the output has the state's, in any mode."""
+    return _map(lambda a, b: a.to(b.dtype), output, u)

@@ -1,0 +1,146 @@
+"""What is minimised: the negative of the paper's objectives, as a mean over examples."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from torchpact._checks import check_number, readable
+from torchpact.block import Ponder
+
+Tau = float | Sequence[float] | Tensor
+
+
+class EMABaseline(nn.Module):
+    """The moving average of past rewards, as a baseline for REINFORCE (section 5).
+
+    Calling it returns the average of the rewards seen *before*, which keeps the gradient unbiased,
+    and, in training mode, then takes in the new ones. The average starts empty and is corrected for
+    that, so that it is an average from the first batch on. State is held in buffers: it saves, loads
+    and moves with the module, and no value ever travels to the host.
+
+    >>> baseline = EMABaseline(decay=0.5)
+    >>> [baseline(torch.tensor([reward])).item() for reward in (4.0, 4.0, 1.0, 1.0)]
+    [0.0, 4.0, 4.0, 2.285714...]
+    """
+
+    total: Tensor
+    weight: Tensor
+
+    def __init__(self, decay: float = 0.99) -> None:
+        super().__init__()
+        self.decay = check_number("decay", decay, 0, 1, open_high=True)
+        self.register_buffer("total", torch.zeros(()))
+        self.register_buffer("weight", torch.zeros(()))
+
+    def extra_repr(self) -> str:
+        """Return the settings for ``print(baseline)``."""
+        return f"decay={self.decay}"
+
+    @torch.no_grad()
+    def forward(self, reward: Tensor) -> Tensor:
+        """Return the baseline for these rewards, then update it."""
+        value = torch.where(self.weight > 0, self.total / self.weight, torch.zeros_like(self.total))
+        if self.training and reward.numel() > 0:
+            self.total.lerp_(reward.mean().to(self.total.dtype), 1 - self.decay)
+            self.weight.lerp_(torch.ones_like(self.weight), 1 - self.decay)
+        return value
+
+
+def map_loss(nll: Tensor, ponders: Ponder | Sequence[Ponder], tau: Tau) -> Tensor:
+    """Return the negative MAP objective, E[−log p(y | z, x) + Σ τ_k N_k] (eq. 25 and 27).
+
+    ``nll`` holds −log p(y | z, x) of every example. The cost of a block is averaged over its
+    positions, the paper's τ/(HW), and charged at its ``tau``: one number, or one for each block. It
+    is the log-prior in closed form, up to a constant. With ACT blocks the cost is the ponder cost ρ.
+
+    >>> from torchpact import AdaptiveBlock
+    >>> block = AdaptiveBlock(nn.Sequential(nn.Linear(8, 8), nn.Tanh()), nn.Linear(8, 1), max_steps=5)
+    >>> output, ponder = block(torch.randn(4, 8))
+    >>> nll = nn.functional.cross_entropy(output, torch.tensor([0, 3, 1, 7]), reduction="none")
+    >>> map_loss(nll, ponder, tau=0.01).backward()
+    """
+    nll, blocks = _check(nll, ponders)
+    return _mean(nll) + _prior_cost(blocks, tau)
+
+
+def reinforce_loss(
+    nll: Tensor,
+    ponders: Ponder | Sequence[Ponder],
+    tau: Tau,
+    baseline: Callable[[Tensor], Tensor] | float | None = None,
+) -> Tensor:
+    """Return a loss whose gradient is REINFORCE's estimate for the discrete model (eq. 26).
+
+    Three terms: the likelihood, differentiable along the path taken; (log p − c)·∇ log q(z), the
+    score function with ``baseline`` c, where q is that of all positions and blocks of an example; and
+    the expected steps N_k, whose dependence on the decisions of earlier blocks is neglected. The
+    value itself is of no interest; report :func:`map_loss`.
+
+    >>> from torchpact import AdaptiveBlock
+    >>> step = nn.Sequential(nn.Linear(8, 8), nn.Tanh())
+    >>> block = AdaptiveBlock(step, nn.Linear(8, 1), max_steps=5, mode="discrete")
+    >>> output, ponder = block(torch.randn(4, 8))
+    >>> nll = nn.functional.cross_entropy(output, torch.tensor([0, 3, 1, 7]), reduction="none")
+    >>> reinforce_loss(nll, ponder, tau=0.01, baseline=EMABaseline()).backward()
+    """
+    nll, blocks = _check(nll, ponders)
+    if nll.dim() != 1:
+        raise ValueError(f"expected one nll per example, got shape {tuple(nll.shape)}")
+    reward = -nll.detach()
+    c = baseline(reward) if callable(baseline) else (baseline or 0.0)
+    log_q = torch.zeros_like(reward)
+    for index, ponder in enumerate(blocks):
+        if ponder.log_prob is None:
+            raise ValueError(
+                f"expected ponders of blocks in Discrete mode, got no log_prob in block {index}"
+            )
+        if ponder.log_prob.shape[:1] != reward.shape:
+            raise ValueError(
+                f"expected positions of {len(reward)} examples, as in nll, "
+                f"got shape {tuple(ponder.log_prob.shape)} in block {index}"
+            )
+        log_q = log_q + ponder.log_prob.unsqueeze(-1).flatten(1).sum(1)
+    return _mean(nll - (reward - c) * log_q) + _prior_cost(blocks, tau)
+
+
+def _check(nll: Tensor, ponders: Any) -> tuple[Tensor, list[Ponder]]:
+    if not isinstance(nll, Tensor) or nll.dim() == 0:
+        given = "a scalar" if isinstance(nll, Tensor) else type(nll).__name__
+        raise ValueError(
+            f"expected the nll of every example, as from reduction='none'; got {given}"
+        )
+    blocks = [ponders] if isinstance(ponders, Ponder) else list(ponders)
+    for ponder in blocks:
+        if not isinstance(ponder, Ponder):
+            raise TypeError(f"expected a Ponder for each block, got {type(ponder).__name__}")
+    return nll, blocks
+
+
+def _prior_cost(blocks: list[Ponder], tau: Tau) -> Tensor | float:
+    """Return Σ τ_k·cost_k, the cost averaged over examples and positions."""
+    return sum(
+        (t * _mean(ponder.cost) for t, ponder in zip(_taus(tau, len(blocks)), blocks, strict=True)),
+        start=0.0,
+    )
+
+
+def _taus(tau: Tau, count: int) -> list[float | Tensor]:
+    if isinstance(tau, Tensor):
+        # a look at a tensor on the GPU would make every training step wait for it
+        if not tau.is_cuda and readable(tau) and not (tau >= 0).all():
+            raise ValueError(f"expected tau >= 0, got {tau.tolist()}")
+        taus: list[float | Tensor] = list(tau.unbind()) if tau.dim() else [tau] * count
+    elif isinstance(tau, Sequence) and not isinstance(tau, str):
+        taus = [check_number("tau", t, 0, open_high=True) for t in tau]
+    else:
+        taus = [check_number("tau", tau, 0, open_high=True)] * count
+    if len(taus) != count:
+        raise ValueError(f"expected one tau, or {count} of them for {count} blocks; got {len(taus)}")
+    return taus
+
+
+def _mean(x: Tensor) -> Tensor:
+    """The mean, but 0 for a batch of 0, as one rank of a distributed run may be handed."""
+    return x.sum() / max(x.numel(), 1)
