@@ -8,8 +8,9 @@ from torch import Tensor
 
 
 def readable(x: Tensor) -> bool:
-    """Whether Python may look at the values of ``x``: not while compiling, capturing or under vmap."""
-    if torch.compiler.is_compiling() or torch._C._functorch.is_batchedtensor(x):
+    """Whether Python may look at the values of ``x``: not while compiling, capturing or under torch.func."""
+    # torch has no public way to ask for the third: under vmap a look raises
+    if torch.compiler.is_compiling() or torch._C._functorch.peek_interpreter_stack() is not None:
         return False
     return not (x.is_cuda and torch.cuda.is_current_stream_capturing())
 
@@ -20,8 +21,7 @@ def check_iterations(name: str, x: Tensor, dim: int) -> Tensor:
         raise TypeError(f"expected {name} to be a tensor, got {type(x).__name__}")
     if x.dim() == 0 or x.size(dim) == 0:
         raise ValueError(
-            f"expected {name} to hold at least one iteration along dim {dim}, "
-            f"got shape {tuple(x.shape)}"
+            f"expected {name} to hold at least one iteration along dim {dim}, got shape {tuple(x.shape)}"
         )
     return at_least_single(x)
 
@@ -58,9 +58,7 @@ def check_number(
     """Return ``value`` if it is a number within the bounds; the error states them as an interval."""
     if isinstance(value, bool) or not isinstance(value, Real):
         raise TypeError(f"expected {name} to be a number, got {value!r}")
-    inside = (low < value if open_low else low <= value) and (
-        value < high if open_high else value <= high
-    )
+    inside = (low < value if open_low else low <= value) and (value < high if open_high else value <= high)
     if not inside:
         left = "(" if open_low or low == -math.inf else "["
         right = ")" if open_high or high == math.inf else "]"

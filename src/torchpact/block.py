@@ -110,8 +110,7 @@ class AdaptiveBlock(nn.Module):
             self.max_steps = check_count("the number of steps", len(step_list))
             if max_steps not in (None, self.max_steps):
                 raise ValueError(
-                    f"expected max_steps={self.max_steps} for a list of as many steps, "
-                    f"got {max_steps}"
+                    f"expected max_steps={self.max_steps} for a list of as many steps, got {max_steps}"
                 )
         if not shared_head and self.max_steps - len(head_list) not in (0, 1):
             raise ValueError(
@@ -126,9 +125,7 @@ class AdaptiveBlock(nn.Module):
         """Return the settings for ``print(block)``."""
         return f"max_steps={self.max_steps}, mode={self.mode}"
 
-    def forward(
-        self, u: State, *context: Any, mode: Mode | str | None = None
-    ) -> tuple[State, Ponder]:
+    def forward(self, u: State, *context: Any, mode: Mode | str | None = None) -> tuple[State, Ponder]:
         """Run the block on ``u``; ``context`` goes to every step as further arguments."""
         mode = self.mode if mode is None else as_mode(mode)
         learning = torch.is_grad_enabled()
@@ -181,8 +178,7 @@ class AdaptiveBlock(nn.Module):
             moved = step(u, *context)
         if index > 0 and _shape(moved) != _shape(u):
             raise ValueError(
-                f"step {index + 1} changed the shape of the state: "
-                f"expected {_shape(u)}, got {_shape(moved)}"
+                f"step {index + 1} changed the shape of the state: expected {_shape(u)}, got {_shape(moved)}"
             )
         # a step that took the gate has left its closed positions as they were
         frozen = freeze and gate is not None and not takes_gate
@@ -216,7 +212,7 @@ class AdaptiveBlock(nn.Module):
         )
 
 
-class use_mode:  # noqa: N801 (reads as a verb, like torch.no_grad)
+class use_mode:
     """Set the mode of every adaptive block below ``model``; in a ``with`` statement, for its duration.
 
     >>> block = AdaptiveBlock(nn.Tanh(), nn.Linear(8, 1), max_steps=3)

@@ -5,7 +5,7 @@ position is on its own. The last iteration always halts, so the last entry along
 read. Results come in the precision of the input, but at least single.
 
 The functions look at the values they are given and refuse probabilities outside [0, 1] and NaN. On a
-GPU that look waits for the device; it is skipped under ``torch.compile``, ``vmap`` and graph capture.
+GPU that look waits for the device; it is skipped under ``torch.compile``, ``torch.func`` and graph capture.
 """
 
 from typing import NamedTuple

@@ -55,8 +55,8 @@ def map_loss(nll: Tensor, ponders: Ponder | Sequence[Ponder], tau: Tau) -> Tenso
     positions, the paper's τ/(HW), and charged at its ``tau``: one number, or one for each block. It
     is the log-prior in closed form, up to a constant. With ACT blocks the cost is the ponder cost ρ.
 
-    >>> from torchpact import AdaptiveBlock
-    >>> block = AdaptiveBlock(nn.Sequential(nn.Linear(8, 8), nn.Tanh()), nn.Linear(8, 1), max_steps=5)
+    >>> step = nn.Sequential(nn.Linear(8, 8), nn.Tanh())
+    >>> block = tp.AdaptiveBlock(step, nn.Linear(8, 1), max_steps=5)
     >>> output, ponder = block(torch.randn(4, 8))
     >>> nll = nn.functional.cross_entropy(output, torch.tensor([0, 3, 1, 7]), reduction="none")
     >>> map_loss(nll, ponder, tau=0.01).backward()
@@ -78,9 +78,8 @@ def reinforce_loss(
     the expected steps N_k, whose dependence on the decisions of earlier blocks is neglected. The
     value itself is of no interest; report :func:`map_loss`.
 
-    >>> from torchpact import AdaptiveBlock
     >>> step = nn.Sequential(nn.Linear(8, 8), nn.Tanh())
-    >>> block = AdaptiveBlock(step, nn.Linear(8, 1), max_steps=5, mode="discrete")
+    >>> block = tp.AdaptiveBlock(step, nn.Linear(8, 1), max_steps=5, mode="discrete")
     >>> output, ponder = block(torch.randn(4, 8))
     >>> nll = nn.functional.cross_entropy(output, torch.tensor([0, 3, 1, 7]), reduction="none")
     >>> reinforce_loss(nll, ponder, tau=0.01, baseline=EMABaseline()).backward()
@@ -93,9 +92,7 @@ def reinforce_loss(
     log_q = torch.zeros_like(reward)
     for index, ponder in enumerate(blocks):
         if ponder.log_prob is None:
-            raise ValueError(
-                f"expected ponders of blocks in Discrete mode, got no log_prob in block {index}"
-            )
+            raise ValueError(f"expected ponders of blocks in Discrete mode, got no log_prob in block {index}")
         if ponder.log_prob.shape[:1] != reward.shape:
             raise ValueError(
                 f"expected positions of {len(reward)} examples, as in nll, "
@@ -108,9 +105,7 @@ def reinforce_loss(
 def _check(nll: Tensor, ponders: Any) -> tuple[Tensor, list[Ponder]]:
     if not isinstance(nll, Tensor) or nll.dim() == 0:
         given = "a scalar" if isinstance(nll, Tensor) else type(nll).__name__
-        raise ValueError(
-            f"expected the nll of every example, as from reduction='none'; got {given}"
-        )
+        raise ValueError(f"expected the nll of every example, as from reduction='none'; got {given}")
     blocks = [ponders] if isinstance(ponders, Ponder) else list(ponders)
     for ponder in blocks:
         if not isinstance(ponder, Ponder):

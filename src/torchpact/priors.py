@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.distributions import Categorical, Distribution, constraints
 
-from torchpact._checks import check_count
+from torchpact._checks import check_count, readable
 
 
 class TruncatedGeometric(Distribution):
@@ -25,13 +25,12 @@ class TruncatedGeometric(Distribution):
     arg_constraints = {"tau": constraints.nonnegative}  # noqa: RUF012 (torch reads it on the class)
     has_enumerate_support = True
 
-    def __init__(
-        self, tau: float | Tensor, max_steps: int, validate_args: bool | None = None
-    ) -> None:
+    def __init__(self, tau: float | Tensor, max_steps: int, validate_args: bool | None = None) -> None:
         self.max_steps = check_count("max_steps", max_steps)
         self.tau = torch.as_tensor(tau, dtype=None if isinstance(tau, Tensor) else torch.float32)
-        if validate_args is not False and not (self.tau >= 0).all():
-            worst = self.tau[~(self.tau >= 0)].flatten()[0].item()
+        fine = (self.tau >= 0) & self.tau.isfinite()
+        if validate_args is not False and readable(fine) and not fine.all():
+            worst = self.tau[~fine].flatten()[0].item()
             raise ValueError(f"expected tau in [0, inf), got {worst}")
         super().__init__(self.tau.shape, validate_args=validate_args)
 

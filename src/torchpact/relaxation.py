@@ -10,9 +10,7 @@ def logistic_noise(like: Tensor, generator: torch.Generator | None = None) -> Te
         uniform = torch.rand_like(like)
     else:
         # torch.compile cannot trace a generator, so this is the road not taken by default
-        uniform = torch.rand(
-            like.shape, dtype=like.dtype, device=like.device, generator=generator
-        )
+        uniform = torch.rand(like.shape, dtype=like.dtype, device=like.device, generator=generator)
     return torch.logit(uniform, eps=torch.finfo(like.dtype).eps)
 
 
@@ -24,9 +22,7 @@ def bernoulli(logits: Tensor, noise: Tensor) -> Tensor:
     return logits + noise > 0
 
 
-def relaxed_bernoulli(
-    logits: Tensor, noise: Tensor, temperature: float | Tensor
-) -> tuple[Tensor, Tensor]:
+def relaxed_bernoulli(logits: Tensor, noise: Tensor, temperature: float | Tensor) -> tuple[Tensor, Tensor]:
     """Sample v̂ ~ RelaxedBernoulli(σ(logits); temperature); return v̂ and 1 − v̂ (eq. 7–8).
 
     Both come from the logit, so that neither loses its digits where the other is close to 1.

@@ -17,7 +17,9 @@ Objective = Callable[[Tensor], Tensor]
 class Estimator(Protocol):
     """Returns n numbers, one a sample, the mean of whose gradients estimates ∇_φ E_q f(z)."""
 
-    def __call__(self, f: Objective, q: Distribution, samples: int) -> Tensor: ...
+    def __call__(self, f: Objective, q: Distribution, samples: int) -> Tensor:
+        """Draw ``samples`` from q, and return what to differentiate for each."""
+        ...
 
 
 ESTIMATORS: dict[str, Callable[[], Estimator]] = {

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.distributions import Bernoulli, Distribution, Independent, Normal, constraints
+from torch.nn.functional import logsigmoid
 
 from torchpact._checks import check_count, check_number
-from torch.nn.functional import logsigmoid
 from torchpact.relaxation import bernoulli, logistic_noise, relaxed_bernoulli
 
 
@@ -20,14 +20,18 @@ class ChainedBernoulli(Distribution):
     """A binary vector drawn one entry after the other, q(z) = Π q(z_i | z_<i) (section 3).
 
     ``conditional`` takes z_<i, of shape ``(n, i)``, and returns the ``n`` logits of z_i. For the
-    relaxed samples it must be defined and smooth on [0, 1]^i.
+    relaxed samples it must be defined and smooth on [0, 1]^i. Samples are of the type and on the device
+    of ``like``.
     """
 
     arg_constraints = {}  # noqa: RUF012 (torch reads it on the class)
     support = constraints.independent(constraints.boolean, 1)
 
-    def __init__(self, conditional: Callable[[Tensor], Tensor], length: int) -> None:
+    def __init__(
+        self, conditional: Callable[[Tensor], Tensor], length: int, like: Tensor | None = None
+    ) -> None:
         self.conditional = conditional
+        self.like = torch.empty(0) if like is None else like
         self.length = check_count("length", length)
         super().__init__(event_shape=torch.Size([self.length]), validate_args=False)
 
@@ -38,9 +42,7 @@ class ChainedBernoulli(Distribution):
 
     def relaxed_rsample(self, temperature: float, sample_shape: Any = torch.Size()) -> Tensor:  # noqa: B008
         """Draw differentiable vectors in [0, 1], each factor relaxed at the given relaxed z_<i (eq. 10)."""
-        return self._draw(
-            sample_shape, lambda a: relaxed_bernoulli(a, logistic_noise(a), temperature)[0]
-        )
+        return self._draw(sample_shape, lambda a: relaxed_bernoulli(a, logistic_noise(a), temperature)[0])
 
     def log_prob(self, value: Tensor) -> Tensor:
         """Compute log q(z), for binary z along the last dimension."""
@@ -56,8 +58,7 @@ class ChainedBernoulli(Distribution):
 
     def _draw(self, sample_shape: Any, draw: Callable[[Tensor], Tensor]) -> Tensor:
         shape = torch.Size(sample_shape)
-        like = self._logits(torch.zeros(1, 0))
-        z = like.new_zeros(shape.numel(), 0)
+        z = self.like.new_zeros(shape.numel(), 0)
         for _ in range(self.length):
             z = torch.cat([z, draw(self._logits(z)).unsqueeze(-1)], -1)
         return z.reshape(shape + self.event_shape)
@@ -75,8 +76,8 @@ class ChainedBernoulli(Distribution):
 class NormalVector(nn.Module):
     """Independent normal variables with learnable means and scales; starts at N(0, scale²).
 
-    >>> NormalVector(3)().mode
-    tensor([0., 0., 0.], grad_fn=...)
+    >>> NormalVector(3, scale=2)().stddev
+    tensor([2., 2., 2.], grad_fn=...)
     """
 
     def __init__(self, length: int, scale: float = 1.0) -> None:
@@ -120,7 +121,7 @@ class LinearChain(nn.Module):
 
     def forward(self) -> ChainedBernoulli:
         """Return q."""
-        return ChainedBernoulli(self._conditional, len(self.bias))
+        return ChainedBernoulli(self._conditional, len(self.bias), like=self.bias)
 
     def _conditional(self, prefix: Tensor) -> Tensor:
         i = prefix.shape[-1]

@@ -50,8 +50,8 @@ def maximize(
     trained in place. ``estimator`` is "reparameterization", "reinforce", "concrete", or an object of
     those classes. With ``seed`` the outcome is reproducible and the global generator left alone.
 
-    >>> result = maximize(lambda z: -((z - 3) ** 2).sum(-1), NormalVector(2), "reparameterization",
-    ...                   iterations=300, seed=0)
+    >>> q = tp.svo.NormalVector(2)
+    >>> result = maximize(lambda z: -((z - 3) ** 2).sum(-1), q, "reparameterization", iterations=300, seed=0)
     >>> result.argmax.round(decimals=1)
     tensor([3., 3.])
     """
@@ -76,8 +76,7 @@ def maximize(
                 raise FloatingPointError(f"f gave NaN or infinity in iteration {iteration}")
             # Two half-batches: their mean is the gradient, their difference tells its variance
             halves = [
-                torch.autograd.grad(half.mean(), parameters, retain_graph=True)
-                for half in surrogate.chunk(2)
+                torch.autograd.grad(half.mean(), parameters, retain_graph=True) for half in surrogate.chunk(2)
             ]
             squared_norm, variance = torch.zeros(()), torch.zeros(())
             for parameter, a, b in zip(parameters, *halves, strict=True):
@@ -99,7 +98,5 @@ def maximize(
 def _distribution(q: nn.Module) -> Distribution:
     distribution = q()
     if not isinstance(distribution, Distribution):
-        raise TypeError(
-            f"expected q() to give a torch Distribution, got {type(distribution).__name__}"
-        )
+        raise TypeError(f"expected q() to give a torch Distribution, got {type(distribution).__name__}")
     return distribution

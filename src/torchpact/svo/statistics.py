@@ -32,7 +32,7 @@ def gradient_statistics(
 ) -> GradientStatistics:
     """Draw single-sample gradients of E_q f(z), and return their mean and variance.
 
-    >>> statistics = gradient_statistics(lambda z: z.sum(-1), BernoulliVector(2), "concrete")
+    >>> statistics = gradient_statistics(lambda z: z.sum(-1), tp.svo.BernoulliVector(2), "concrete")
     >>> statistics.mean.shape, statistics.samples
     (torch.Size([2]), 1000)
     """

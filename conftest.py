@@ -1,0 +1,20 @@
+"""What every docstring example may use without importing it."""
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import settings
+from torch import nn
+
+import torchpact as tp
+
+# the first call of a torch function may load a library: a deadline would blame the example
+settings.register_profile("torchpact", deadline=None)
+settings.load_profile("torchpact")
+
+
+@pytest.fixture(autouse=True)
+def _example_names(doctest_namespace: dict[str, Any]) -> None:
+    doctest_namespace.update(tp=tp, torch=torch, nn=nn)
+    torch.manual_seed(0)

