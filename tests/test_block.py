@@ -5,11 +5,11 @@ import weakref
 
 import pytest
 import torch
-from problems import Stack
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import torchpact as tp
+from tests.problems import Stack
 
 MODES = [tp.Relaxed(), tp.Discrete(), tp.Thresholded(), tp.ACT()]
 HARD = [tp.Discrete(), tp.Thresholded()]
@@ -191,7 +191,7 @@ def test_halted_positions_are_frozen_in_hard_modes():
     conv = [Spy(nn.Conv2d(2, 2, 3, padding=1)) for _ in range(5)]
     block = tp.AdaptiveBlock(conv, PixelHead(2), mode="discrete")
     torch.manual_seed(0)
-    output, ponder = block(torch.randn(2, 2, 6, 6))
+    output, _ = block(torch.randn(2, 2, 6, 6))
     assert len(seen) == 4
     for before, after, gate in seen:
         closed = (gate == 0).expand_as(before)
@@ -271,7 +271,7 @@ def test_a_tuple_of_tensors_is_interpolated_or_frozen_as_one_state(mode):
 
     block = tp.AdaptiveBlock(step, lambda state: state[0].sum(1, keepdim=True), max_steps=4, mode=mode)
     state = (torch.randn(4, 3), torch.randn(4, 3))
-    (h, c), ponder = run_seeded(lambda s, mode: block(s, x, mode=mode), state, mode)
+    (h, c), _ = run_seeded(lambda s, mode: block(s, x, mode=mode), state, mode)
     states = []
     for _ in range(4):
         state = cell(x, state)
@@ -306,7 +306,7 @@ def test_states_of_earlier_iterations_are_not_written_to():
 
 def test_log_prob_is_that_of_the_decisions_taken():
     block = vector_block(max_steps=5).double()
-    output, ponder = block(torch.randn(100, 3, dtype=torch.double), mode="discrete")
+    _, ponder = block(torch.randn(100, 3, dtype=torch.double), mode="discrete")
     log_q = tp.stick_breaking(ponder.probs).log()
     expected = torch.stack([log_q[z - 1, i, 0] for i, z in enumerate(ponder.steps.flatten())])
     torch.testing.assert_close(ponder.log_prob.flatten(), expected)
@@ -353,7 +353,7 @@ def test_autocast_keeps_halting_in_single_precision(mode):
     assert output.dtype == torch.bfloat16
     assert ponder.probs.dtype == ponder.cost.dtype == torch.float32
     output.float().sum().backward()
-    exact, exact_ponder = run_seeded(copy.deepcopy(block).double(), u.double(), tp.Thresholded())
+    _, exact_ponder = run_seeded(copy.deepcopy(block).double(), u.double(), tp.Thresholded())
     torch.testing.assert_close(ponder.probs.double(), exact_ponder.probs, rtol=0.05, atol=0.05)
 
 
@@ -439,11 +439,16 @@ def test_use_mode_sets_every_block_below():
 
 def test_use_mode_restores_each_block_also_after_an_error():
     model = Stack(blocks=2)
-    model.blocks[1].mode = tp.ACT()
-    with pytest.raises(KeyError), tp.use_mode(model, tp.Thresholded(0.3)) as inside:
-        assert inside is model
-        assert {block.mode for block in model.blocks} == {tp.Thresholded(0.3)}
-        raise KeyError
+    tp.use_mode(model.blocks[1], tp.ACT())
+
+    def fail():
+        with tp.use_mode(model, tp.Thresholded(0.3)) as inside:
+            assert inside is model
+            assert {block.mode for block in model.blocks} == {tp.Thresholded(0.3)}
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        fail()
     assert [block.mode for block in model.blocks] == [tp.Relaxed(), tp.ACT()]
 
 
@@ -485,7 +490,10 @@ STEP, HEAD = nn.Linear(3, 3), nn.Linear(3, 1)
             lambda: tp.AdaptiveBlock([STEP] * 4, [HEAD] * 5),
             "expected 3 or 4 halting heads for 4 steps, or a single shared one; got a list of 5",
         ),
-        (lambda: tp.AdaptiveBlock([STEP] * 4, [HEAD] * 2), "expected 3 or 4 halting heads .* got a list of 2"),
+        (
+            lambda: tp.AdaptiveBlock([STEP] * 4, [HEAD] * 2),
+            "expected 3 or 4 halting heads .* got a list of 2",
+        ),
         (lambda: tp.AdaptiveBlock(STEP, HEAD, "lazy", max_steps=2), "got 'lazy'"),
         (
             lambda: tp.AdaptiveBlock([STEP, nn.Linear(3, 4)], HEAD)(torch.randn(2, 3)),
@@ -500,8 +508,8 @@ STEP, HEAD = nn.Linear(3, 3), nn.Linear(3, 1)
             r"halting head 1 gave \(2, 2\)",
         ),
         (
-            lambda: tp.AdaptiveBlock(STEP, lambda u: None, max_steps=2)(torch.randn(2, 3)),
-            "halting head 1 gave NoneType",
+            lambda: tp.AdaptiveBlock(STEP, lambda u: str(u), max_steps=2)(torch.randn(2, 3)),  # type: ignore[arg-type,return-value]
+            "halting head 1 gave str",
         ),
     ],
 )

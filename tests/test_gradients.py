@@ -2,9 +2,10 @@
 
 import pytest
 import torch
-from problems import SIGMAS, Stack, assert_mean_is
+from torch import nn
 
 import torchpact as tp
+from tests.problems import SIGMAS, Stack, assert_mean_is
 
 TAU = 0.2
 
@@ -123,9 +124,11 @@ def test_saturated_relaxed_gradient_is_the_exact_one():
     model = Stack(blocks=2)
     with torch.no_grad():
         for block, signs in zip(model.blocks, ((-1, 1), (-1, -1)), strict=True):
+            assert isinstance(block, tp.AdaptiveBlock)
             for head, sign in zip(block.halting, signs, strict=True):
-                head.weight.zero_()
-                head.bias.fill_(60.0 * sign)
+                assert isinstance(head, nn.Linear)
+                nn.init.zeros_(head.weight)
+                nn.init.constant_(head.bias, 60.0 * sign)
     exact = model.gradient(model.exact(TAU))
     for mode in (tp.Relaxed(2.0), tp.Relaxed(0.1), tp.Discrete(), tp.Thresholded()):
         with tp.use_mode(model, mode):

@@ -139,6 +139,7 @@ def test_log_form_is_exact_at_extreme_logits(values):
         remaining -= softplus(a)
     finite = log_q[log_q.isfinite()]
     finite.sum().backward()
+    assert logits.grad is not None
     assert not logits.grad.isnan().any()
 
 
@@ -183,6 +184,7 @@ def test_gradients_agree_with_finite_differences():
     assert torch.autograd.gradcheck(tp.expected_steps, inner)
     assert torch.autograd.gradcheck(tp.log_stick_breaking, inner)
     tp.expected_steps(h).sum().backward()
+    assert h.grad is not None
     # second column, h = (0, 1, 0.6): dN/dh¹ = −(1 + 0 + 0), dN/dh² = −(1 + 0.4), dN/dh³ = −1·0
     torch.testing.assert_close(h.grad[:, 1], torch.tensor([-1.0, -1.4, 0.0, 0.0], dtype=torch.double))
 

@@ -10,7 +10,7 @@ from torchpact.modes import MODES, as_mode
 
 
 def run(mode, logits):
-    """Drive a mode by hand over logits of shape (L − 1, …): the weights of all L iterations, and the gates."""
+    """Drive a mode by hand over L − 1 rows of logits: the weights of all L iterations, and the gates."""
     remaining = torch.ones_like(logits[0])
     weights, gates = [], [torch.ones_like(remaining)]
     for row in logits:
@@ -70,6 +70,7 @@ def test_relaxed_gate_is_clipped_and_carries_the_gradient_of_what_remains():
     gate = tp.Relaxed(clip=0.01).gate(remaining)
     assert torch.equal(gate, torch.tensor([0.0, 0.0, 0.02, 1.0]))
     gate.sum().backward()
+    assert remaining.grad is not None
     assert torch.equal(remaining.grad, torch.tensor([0.0, 0.0, 1.0, 1.0]))
     assert torch.equal(tp.Relaxed(clip=0.0).gate(remaining), remaining)
 
@@ -146,5 +147,5 @@ def test_wrong_settings_are_refused_in_one_line(make, message):
 
 
 def test_a_setting_of_the_wrong_type_is_refused():
-    with pytest.raises(TypeError, match="expected temperature to be a number, got '0.5'"):
+    with pytest.raises(TypeError, match=r"expected temperature to be a number, got '0\.5'"):
         tp.Relaxed(temperature="0.5")  # type: ignore[arg-type]

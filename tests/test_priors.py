@@ -4,9 +4,9 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from problems import assert_mean_is
 
 import torchpact as tp
+from tests.problems import assert_mean_is
 
 
 @given(st.floats(1e-3, 5), st.integers(1, 12))
@@ -28,12 +28,14 @@ def test_normalised_with_exact_moments_from_tiny_to_huge_tau(tau, max_steps, dty
     mean = sum(l * q for l, q in enumerate(p, 1))
     variance = sum(q * (l - mean) ** 2 for l, q in enumerate(p, 1))
     entropy = -sum(q * math.log(q) for q in p if q > 0)
-    tolerance = {"rel": 1e-5, "abs": 1e-6} if dtype == torch.float32 else {"rel": 1e-12, "abs": 1e-13}
-    assert prior.log_prob(prior.enumerate_support()).exp().sum().item() == pytest.approx(1, **tolerance)
-    assert prior.mean.item() == pytest.approx(mean, **tolerance)
-    assert prior.variance.item() == pytest.approx(variance, **tolerance)
+    rel, absolute = (1e-5, 1e-6) if dtype == torch.float32 else (1e-12, 1e-13)
+    assert prior.log_prob(prior.enumerate_support()).exp().sum().item() == pytest.approx(
+        1, rel=rel, abs=absolute
+    )
+    assert prior.mean.item() == pytest.approx(mean, rel=rel, abs=absolute)
+    assert prior.variance.item() == pytest.approx(variance, rel=rel, abs=absolute)
     assert prior.stddev.item() == pytest.approx(math.sqrt(variance), rel=1e-4, abs=1e-3)
-    assert prior.entropy().item() == pytest.approx(entropy, **tolerance)
+    assert prior.entropy().item() == pytest.approx(entropy, rel=rel, abs=absolute)
     assert prior.mode.item() == 1
 
 

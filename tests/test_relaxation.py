@@ -2,9 +2,9 @@ import math
 
 import pytest
 import torch
-from problems import assert_mean_is
 from torch.distributions import RelaxedBernoulli
 
+from tests.problems import assert_mean_is
 from torchpact.relaxation import bernoulli, logistic_noise, relaxed_bernoulli
 
 COUNT = 200_000

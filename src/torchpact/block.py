@@ -171,8 +171,9 @@ class AdaptiveBlock(nn.Module):
         freeze: bool,
     ) -> State:
         step = self.steps[index if len(self.steps) > 1 else 0]
-        takes_gate = gate is not None and _is_gated(step)
-        if gate is not None and takes_gate:
+        # a step that takes the gate leaves closed positions as they are; for others the block does
+        freezes_itself = gate is not None and _is_gated(step)
+        if gate is not None and freezes_itself:
             moved: State = step(u, *context, gate=gate.to(_first(u).dtype))
         else:
             moved = step(u, *context)
@@ -180,9 +181,9 @@ class AdaptiveBlock(nn.Module):
             raise ValueError(
                 f"step {index + 1} changed the shape of the state: expected {_shape(u)}, got {_shape(moved)}"
             )
-        # a step that took the gate has left its closed positions as they were
-        frozen = freeze and gate is not None and not takes_gate
-        return _where(gate > 0, moved, u) if frozen else moved
+        if gate is None or freezes_itself or not freeze:
+            return moved
+        return _where(gate > 0, moved, u)
 
     def _ask(self, index: int, u: State) -> Tensor:
         """Return the halting logits after the step at ``index``, checked, in fp32 or better."""

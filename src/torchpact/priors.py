@@ -40,24 +40,27 @@ class TruncatedGeometric(Distribution):
         return Categorical(logits=-self.tau.unsqueeze(-1) * beyond_first, validate_args=False)
 
     @constraints.dependent_property(is_discrete=True, event_dim=0)
-    def support(self) -> Any:  # type: ignore[override]
+    def support(self) -> Any:
         """The integers 1 … L."""
         return constraints.integer_interval(1, self.max_steps)
 
     @property
     def probs(self) -> Tensor:
         """p(z = l), with l along the last dimension."""
-        return self._categorical.probs
+        probs: Tensor = self._categorical.probs
+        return probs
 
     def log_prob(self, value: Tensor) -> Tensor:
         """Compute log p(z = value), normalised."""
         if self._validate_args:
             self._validate_sample(value)
-        return self._categorical.log_prob(value - 1)
+        log_prob: Tensor = self._categorical.log_prob(value - 1)
+        return log_prob
 
     def sample(self, sample_shape: Any = torch.Size()) -> Tensor:  # noqa: B008 (torch's signature)
         """Draw whole numbers of iterations, in the type of ``tau``."""
-        return (self._categorical.sample(torch.Size(sample_shape)) + 1).to(self.tau.dtype)
+        sample: Tensor = self._categorical.sample(torch.Size(sample_shape))
+        return (sample + 1).to(self.tau.dtype)
 
     @property
     def mean(self) -> Tensor:
@@ -81,7 +84,8 @@ class TruncatedGeometric(Distribution):
 
     def entropy(self) -> Tensor:
         """−E log p(z)."""
-        return self._categorical.entropy()
+        entropy: Tensor = self._categorical.entropy()
+        return entropy
 
     def enumerate_support(self, expand: bool = True) -> Tensor:
         """Return 1 … L along a new first dimension."""
@@ -91,7 +95,7 @@ class TruncatedGeometric(Distribution):
 
     def expand(self, batch_shape: Any, _instance: Any = None) -> "TruncatedGeometric":
         """Return the same prior for a larger batch, without copying."""
-        new = self._get_checked_instance(TruncatedGeometric, _instance)
+        new: TruncatedGeometric = self._get_checked_instance(TruncatedGeometric, _instance)
         new.tau = self.tau.expand(torch.Size(batch_shape))
         new.max_steps = self.max_steps
         super(TruncatedGeometric, new).__init__(torch.Size(batch_shape), validate_args=False)

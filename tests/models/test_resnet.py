@@ -46,9 +46,10 @@ def randomize(model, seed=0):
         if isinstance(module, nn.BatchNorm2d):
             nn.init.normal_(module.weight, 1, 0.2, generator=generator)
             nn.init.normal_(module.bias, 0, 0.2, generator=generator)
-            nn.init.normal_(module.running_mean, 0, 0.2, generator=generator)
-            nn.init.uniform_(module.running_var, 0.5, 1.5, generator=generator)
+            module.get_buffer("running_mean").normal_(0, 0.2, generator=generator)
+            module.get_buffer("running_var").uniform_(0.5, 1.5, generator=generator)
         if isinstance(module, HaltingHead):
+            nn.init.normal_(module.linear.weight, 0, 1, generator=generator)
             nn.init.constant_(module.linear.bias, -0.3)
     return model
 
@@ -121,8 +122,8 @@ def reference_block(block, u, mode, config, generator):
     left = torch.ones(batch, 1, rows, columns)
     steps = torch.ones(batch, 1, rows, columns, dtype=torch.long)
     probs = torch.ones(len(units), batch, 1, rows, columns)
-    for l in range(len(units)):
-        if l > 0:
+    for index, unit in enumerate(units):
+        if index > 0:
             mask = torch.zeros(batch, 1, height, width)
             for b in range(batch):
                 for (i, j), pixels in where.items():
@@ -134,13 +135,13 @@ def reference_block(block, u, mode, config, generator):
                     steps[b, 0, i, j] += r > 0
                     mask[b, 0][pixels] = r
             before = u
-            u = u + residual(units[l], u) * mask
+            u = u + residual(unit, u) * mask
             # halted pixels keep their features, whatever their neighbours do
             assert torch.equal(torch.where(mask == 0, u, 0), torch.where(mask == 0, before, 0))
-        last = l == len(units) - 1
+        last = index == len(units) - 1
         noise = torch.zeros_like(left)
         if not last:
-            logits = halting_logits(block.halting[l], u, config)
+            logits = halting_logits(block.halting[index], u, config)
             if isinstance(mode, tp.Relaxed | tp.Discrete):
                 noise = logistic_noise(left, generator)
         for b in range(batch):
@@ -151,7 +152,7 @@ def reference_block(block, u, mode, config, generator):
                 else:
                     logit = logits[b, 0][pixels].mean() if config.per == "pixel" else logits[b, 0, 0, 0]
                     h = torch.sigmoid(logit).item()
-                    probs[l, b, 0, i, j] = h
+                    probs[index, b, 0, i, j] = h
                     e = noise[b, 0, i, j].item()
                     if isinstance(mode, tp.Relaxed):
                         weight = r / (1 + math.exp(-(logit.item() + e) / mode.temperature))
@@ -193,7 +194,7 @@ def test_forward_is_the_papers_algorithm_position_by_position(settings, mode):
     # odd maps of 7×5, 4×3 and 2×2, except where patches must tile them
     height, width = (8, 8) if "group" in settings else (7, 5)
     model = randomize(tiny(**settings)).eval()
-    x = images(2, height, width)
+    x = images(4, height, width)
     generator = torch.Generator()
     if isinstance(mode, tp.Relaxed | tp.Discrete):
         mode = dataclasses.replace(mode, generator=generator)
@@ -229,20 +230,16 @@ def test_leaving_early_changes_neither_output_nor_steps(mode, group):
 @pytest.mark.parametrize("mode", [tp.Discrete(), tp.Thresholded()], ids=["discrete", "thresholded"])
 def test_halted_positions_keep_their_features_from_unit_to_unit(mode):
     model = randomize(tiny(mode, units=4)).eval()
-    for block in model.blocks:
-        states = []
-        for unit in block.steps:
-            unit.register_forward_hook(lambda _, __, u, states=states: states.append(u))
-        block.states = states
+    states: list[torch.Tensor] = []
+    for module in model.modules():
+        if isinstance(module, ResidualUnit):
+            module.register_forward_hook(lambda _, __, u: states.append(u))
     _, ponders = model(images(3))
-    halted = 0
-    for block, ponder in zip(model.blocks, ponders, strict=True):
-        for l in range(1, 4):
-            frozen = (ponder.steps <= l).expand_as(block.states[l])
-            assert torch.equal(block.states[l][frozen], block.states[l - 1][frozen])
-            assert not torch.equal(block.states[l][~frozen], block.states[l - 1][~frozen])
-            halted += int(frozen.sum())
-    assert halted > 0
+    for k, ponder in enumerate(ponders):
+        for ran in range(1, 4):
+            before, after = states[4 * k + ran - 1], states[4 * k + ran]
+            assert torch.equal((before != after).any(1, keepdim=True), ponder.steps > ran)
+    assert {1, 4} <= {int(s) for ponder in ponders for s in ponder.steps.flatten()}
 
 
 # --- architecture ---
@@ -257,9 +254,7 @@ def test_the_name_counts_the_layers(make, layers):
     assert len([n for n in names if ".halting." not in n]) == layers
 
 
-def test_resnet32_has_the_known_number_of_parameters():
-    # 464,154 with option-A shortcuts is He et al.'s 0.46 M, with post-activation norms of (2·5·3 + 1) maps:
-    # convolutions and classifier are the same, norms are counted by hand below
+def test_parameters_are_as_many_as_counted_by_hand():
     convs = 9 * (3 * 16 + 10 * 16 * 16 + 16 * 32 + 9 * 32 * 32 + 32 * 64 + 9 * 64 * 64)
     classifier = 64 * 10 + 10
     # a unit has a norm over its input and one over its output; and one more before the classifier
@@ -281,7 +276,7 @@ def test_weights_start_with_variance_two_over_fan_in_and_heads_with_bias_minus_t
             assert module.bias is None
         if isinstance(module, nn.Conv2d) and module.weight.numel() > 5000:
             # the standard error of a variance of n normal draws is √(2/n) of it: 2 % of 5000 at most
-            assert module.weight.var() * module.weight[0].numel() / 2 == pytest.approx(1, abs=0.1)
+            assert module.weight.detach().var() * module.weight[0].numel() / 2 == pytest.approx(1, abs=0.1)
         if isinstance(module, nn.BatchNorm2d):
             assert (module.eps, module.momentum) == (1e-3, 0.1)
         if isinstance(module, HaltingHead):
@@ -323,7 +318,7 @@ def test_per_image_halting_has_one_latent_a_block():
 def test_a_patch_shares_one_draw():
     # with h = 1/2 sixteen pixels of a patch would agree by chance once in 32,768 patches
     model = saturate(tiny("discrete", group=4, image_size=16), 0.0)
-    seen = []
+    seen: list[torch.Tensor] = []
     model.blocks[0].steps[1].register_forward_hook(lambda _, args, out: seen.extend((args[0], out)))
     _, ponders = model(images(8, 16, 16))
     before, after = (u.flatten(4).flatten(2, 3) for u in seen)
@@ -349,7 +344,7 @@ def test_the_cost_of_equal_decisions_does_not_depend_on_the_group():
         _, ponders = model(images(2, 16, 16))
         costs.append(tp.map_loss(torch.zeros(2), ponders, tau=1.0))
     # 1 + (1 − σ(1.5)) a block
-    assert torch.stack(costs) == pytest.approx(3 * (1 + 1 / (1 + math.exp(1.5))))
+    assert torch.stack(costs).tolist() == pytest.approx([3 * (1 + 1 / (1 + math.exp(1.5)))] * 3)
 
 
 # --- modes agree where they must ---
@@ -577,13 +572,11 @@ def test_channels_last_stays_so_through_every_unit(mode, group):
     torch.manual_seed(0)
     expected, _ = model(x)
     model = model.to(memory_format=torch.channels_last)
-    layouts = []
+    layouts: list[bool] = []
     for module in model.modules():
         if isinstance(module, nn.Conv2d):
             module.register_forward_hook(
-                lambda _, args, __: layouts.append(
-                    args[0].is_contiguous(memory_format=torch.channels_last)
-                )
+                lambda _, args, __: layouts.append(args[0].is_contiguous(memory_format=torch.channels_last))
             )
     torch.manual_seed(0)
     logits, _ = model(x.to(memory_format=torch.channels_last))

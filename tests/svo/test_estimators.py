@@ -2,11 +2,11 @@
 
 import pytest
 import torch
-from problems import assert_mean_is, binary_vectors
 from torch import nn
 from torch.distributions import Exponential, Independent
 
 import torchpact as tp
+from tests.problems import assert_mean_is, binary_vectors
 from torchpact import svo
 
 LENGTH = 4
@@ -166,8 +166,14 @@ def test_gradient_statistics_equal_a_loop_over_samples():
         (lambda: svo.Reparameterization()(f, vector()(), 2), "expected a q with rsample.*concrete"),
         (lambda: svo.Reinforce()(lambda z: z, vector()(), 3), r"f to give 3 values .* got shape \(3, 4\)"),
         (lambda: svo.Reinforce()(lambda z: 1.0, vector()(), 3), "f to give 3 values for 3 samples, got 1.0"),  # type: ignore[arg-type,return-value]
-        (lambda: svo.ChainedBernoulli(lambda z: z, 2).sample((3,)), "expected the conditional to give 3 logits"),
-        (lambda: svo.gradient_statistics(f, vector(), "adam"), "reparameterization, reinforce, concrete; got 'adam'"),
+        (
+            lambda: svo.ChainedBernoulli(lambda z: z, 2).sample((3,)),
+            "expected the conditional to give 3 logits",
+        ),
+        (
+            lambda: svo.gradient_statistics(f, vector(), "adam"),
+            "reparameterization, reinforce, concrete; got 'adam'",
+        ),
     ],
 )
 def test_wrong_use_is_told_in_one_line(call, message):

@@ -2,10 +2,10 @@ import math
 
 import pytest
 import torch
-from problems import quadratic_binary
 from torch import nn
 
 import torchpact as tp
+from tests.problems import quadratic_binary
 from torchpact import svo
 
 

