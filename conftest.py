@@ -1,5 +1,6 @@
 """What every docstring example may use without importing it."""
 
+import os
 from typing import Any
 
 import pytest
@@ -12,6 +13,9 @@ import torchpact as tp
 # the first call of a torch function may load a library: a deadline would blame the example
 settings.register_profile("torchpact", deadline=None)
 settings.load_profile("torchpact")
+
+if "PYTEST_XDIST_WORKER" in os.environ:  # the workers share the cores already
+    torch.set_num_threads(1)
 
 
 @pytest.fixture(autouse=True)

@@ -90,8 +90,14 @@ def test_expected_log_prior_is_minus_tau_times_expected_steps_up_to_a_constant()
         (lambda: tp.TruncatedGeometric(math.inf, 3), "expected tau in .* got inf"),
         (lambda: tp.TruncatedGeometric(0.1, 0), "expected max_steps to be an integer of at least 1, got 0"),
         (lambda: tp.TruncatedGeometric(0.1, 2.5), "expected max_steps to be an integer"),  # type: ignore[arg-type]
-        (lambda: tp.TruncatedGeometric(0.1, 3).log_prob(torch.tensor(4.0)), "within the support"),
-        (lambda: tp.TruncatedGeometric(0.1, 3).log_prob(torch.tensor(1.5)), "within the support"),
+        (
+            lambda: tp.TruncatedGeometric(0.1, 3, validate_args=True).log_prob(torch.tensor(4.0)),
+            "within the support",
+        ),
+        (
+            lambda: tp.TruncatedGeometric(0.1, 3, validate_args=True).log_prob(torch.tensor(1.5)),
+            "within the support",
+        ),
     ],
 )
 def test_wrong_arguments_are_refused(call, message):
