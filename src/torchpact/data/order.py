@@ -62,6 +62,12 @@ class BatchOrder:
         # A copy, lest writing into it change batches to come
         return order[start : start + share].clone()
 
+    def whole_epoch(self, epoch: int) -> Tensor:
+        """Return the indices of all batches of an epoch, one after the other; this process's share of each."""
+        share = self.batch // self.world
+        batches = self._order(epoch)[: self.batches_per_epoch * self.batch].view(-1, self.world, share)
+        return batches[:, self.rank].flatten()
+
     def _order(self, epoch: int) -> Tensor:
         if self._cached is None or self._cached[0] != epoch:
             # torch's CPU generator keeps 32 bits of its seed; this one mixes all of seed and epoch

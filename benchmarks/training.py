@@ -1,0 +1,99 @@
+"""Training speed on one GPU, in images a second, with the ratio to the plain network of the same run.
+
+    python benchmarks/training.py [--out benchmarks/training.csv]
+
+Batch 128, bf16, compiled, the whole iteration in a CUDA graph; images are random, as the speed does not
+depend on them. `together` is the number of networks trained at once, each on a stream of its own; its ratio
+is to one such network.
+"""
+
+import argparse
+import csv
+import time
+from pathlib import Path
+
+import torch
+
+from torchpact.data import Images
+from torchpact.models.resnet import ResNetConfig
+from torchpact.training import Learner, preset
+
+CASES = [  # units, method, together, iterations to time
+    (5, "plain", 1, 1500),
+    (5, "relaxed", 1, 1500),
+    (5, "act", 1, 1000),
+    (5, "reinforce", 1, 1000),
+    (5, "relaxed", 2, 1000),
+    (5, "relaxed", 4, 600),
+    (5, "relaxed", 8, 300),
+    (18, "plain", 1, 500),
+    (18, "relaxed", 1, 500),
+]
+
+
+def make(units: int, method: str, seed: int, data: Images) -> Learner:
+    network = ResNetConfig(units=units, adaptive=method != "plain")
+    config = preset("fast", method=method, network=network, precision="bf16", seed=seed)
+    learner = Learner(config, data, data.images.device)
+    learner.advance()
+    return learner
+
+
+def images_per_second(learners: list[Learner], iterations: int) -> float:
+    for _ in range(30):
+        for learner in learners:
+            learner.advance()
+    torch.cuda.synchronize()
+    start = time.perf_counter()
+    for _ in range(iterations):
+        for learner in learners:
+            learner.advance()
+    torch.cuda.synchronize()
+    return len(learners) * iterations * learners[0].config.batch / (time.perf_counter() - start)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="training speed on one GPU")
+    parser.add_argument("--out", type=Path, default=Path(__file__).with_suffix(".csv"))
+    parser.add_argument("--cases", type=int, nargs="*", default=range(len(CASES)), help="only these, by number")
+    arguments = parser.parse_args()
+    generator = torch.Generator("cuda").manual_seed(0)
+    images = torch.randint(0, 256, (50_000, 3, 32, 32), dtype=torch.uint8, device="cuda", generator=generator)
+    data = Images(images, torch.randint(0, 10, (50_000,), device="cuda", generator=generator))
+    rows: list[dict[str, object]] = []
+    alone: dict[tuple[int, str], float] = {}
+    kept: dict[tuple[int, str], list[Learner]] = {}
+    for number in arguments.cases:
+        units, method, together, iterations = CASES[number]
+        started = time.perf_counter()
+        learners = kept.setdefault((units, method), [])
+        while len(learners) < together:
+            learners.append(make(units, method, len(learners), data))
+        setup = time.perf_counter() - started
+        torch.cuda.reset_peak_memory_stats()
+        speed = images_per_second(learners[:together], iterations)
+        if together == 1:
+            alone[units, method] = speed
+        plain = alone.get((units, "plain"))
+        row: dict[str, object] = {
+            "network": f"ResNet-{6 * units + 2}",
+            "method": method,
+            "together": together,
+            "images_per_second": round(speed),
+            "step_to_plain": round(plain / speed, 3) if plain and together == 1 else "",
+            "total_to_one": round(speed / alone[units, method], 2) if together > 1 else "",
+            "peak_MiB": torch.cuda.max_memory_allocated() >> 20,
+            "setup_seconds": round(setup, 1),
+        }
+        rows.append(row)
+        print(*row.values(), sep="\t", flush=True)
+        temporary = arguments.out.with_suffix(".tmp")
+        with temporary.open("w", newline="") as file:
+            writer = csv.DictWriter(file, fieldnames=list(rows[0]), lineterminator="\n")
+            writer.writeheader()
+            writer.writerows(rows)
+        temporary.replace(arguments.out)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,100 @@
+"""Checkpoints: one safetensors file each, with what it is in its header and a digest over all of it.
+
+The digest makes a flipped bit anywhere an error instead of a slightly wrong network. Files are written
+under a temporary name and renamed, and the one before stays, so that there is a good one at any moment.
+"""
+
+import hashlib
+import json
+import os
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor
+
+FORMAT = "torchpact checkpoint 1"
+
+
+class CheckpointError(ValueError):
+    """A checkpoint that is missing, damaged or not one of ours; the message is one line."""
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """Named tensors, and plain values that say what they are."""
+
+    tensors: dict[str, Tensor]
+    info: dict[str, Any]
+
+
+def save_checkpoint(path: Path, tensors: dict[str, Tensor], info: dict[str, Any], *, keep: Path | None = None) -> None:
+    """Write a checkpoint; the one it replaces is kept as ``keep``, if given.
+
+    >>> import tempfile
+    >>> path = Path(tempfile.mkdtemp()) / "last.safetensors"
+    >>> save_checkpoint(path, {"weight": torch.ones(2)}, {"iteration": 3})
+    >>> load_checkpoint(path).info
+    {'iteration': 3}
+    """
+    stored = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
+    text = json.dumps(info, sort_keys=True)
+    metadata = {"format": FORMAT, "info": text, "sha256": _digest(stored, text)}
+    data = save(stored, metadata)
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
+    try:
+        with temporary.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        if keep is not None and path.exists():
+            os.replace(path, keep)
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def load_checkpoint(path: Path) -> Checkpoint:
+    """Read a checkpoint, on the CPU; anything but an unaltered one is refused."""
+    if not path.is_file():
+        raise CheckpointError(f"{path}: no such checkpoint")
+    try:
+        with safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
+            if metadata.get("format") != FORMAT:
+                given = metadata.get("format", "a file without one")
+                raise CheckpointError(f"{path}: expected the format {FORMAT!r}, got {given!r}")
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
+        text = metadata.get("info", "")
+        if _digest(tensors, text) != metadata.get("sha256"):
+            raise CheckpointError(f"{path}: altered since it was written (its digest does not match)")
+        info = json.loads(text)
+    except CheckpointError:
+        raise
+    except (SafetensorError, OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
+        raise CheckpointError(f"{path}: not a readable checkpoint ({' '.join(str(error).split())})") from error
+    return Checkpoint(tensors, info)
+
+
+def load_latest(folder: Path) -> tuple[Checkpoint, list[str]]:
+    """Read the newest good checkpoint of a run, and say what was wrong with any newer one."""
+    problems: list[str] = []
+    for name in ("last", "previous"):
+        try:
+            return load_checkpoint(folder / f"{name}.safetensors"), problems
+        except CheckpointError as error:
+            problems.append(str(error))
+    raise CheckpointError("; ".join(problems))
+
+
+def _digest(tensors: dict[str, Tensor], text: str) -> str:
+    sha = hashlib.sha256(text.encode())
+    for name in sorted(tensors):
+        value = tensors[name]
+        sha.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
+        sha.update(value.reshape(-1).view(torch.uint8).numpy().data)
+    return sha.hexdigest()

@@ -1,0 +1,138 @@
+"""What a training run is: typed, checked once, written into every run and checkpoint as JSON."""
+
+from dataclasses import asdict, dataclass, field, fields, replace
+from typing import Any, Literal, get_args
+
+from torchpact._checks import check_count, check_number
+from torchpact.models.resnet import ResNetConfig
+from torchpact.modes import ACT, MODES, Discrete, Mode, Relaxed
+
+Method = Literal["plain", "relaxed", "reinforce", "act"]
+Precision = Literal["fp32", "bf16"]
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """A run of the trainer, apart from where its files and data are.
+
+    ``method`` is how the network learns: "plain" (no adaptive blocks), "relaxed" (eq. 27), "reinforce"
+    (eq. 26) or "act" (SACT, or ACT where the network decides per image). ``milestones`` are the shares
+    of ``iterations`` after which the learning rate is divided by ten. The defaults are those of the
+    paper's supplement; :func:`preset` has others.
+
+    >>> config = preset("fast", method="relaxed", tau=0.01)
+    >>> config.iterations, config.optimizer, config.lr
+    (16000, 'sgd', 0.1)
+    >>> TrainConfig.from_dict(config.to_dict()) == config
+    True
+    """
+
+    network: ResNetConfig = field(default_factory=ResNetConfig)
+    method: Method = "relaxed"
+    tau: float = 0.01
+    temperature: float = 2 / 3
+    clip: float = 0.01
+    eps: float = 0.01
+
+    iterations: int = 100_000
+    batch: int = 128
+    optimizer: Literal["sgd", "adam"] = "sgd"
+    lr: float = 0.1
+    momentum: float = 0.9
+    weight_decay: float = 2e-4
+    milestones: tuple[float, ...] = (0.6, 0.75, 0.9)
+    baseline_decay: float = 0.99
+
+    seed: int = 0
+    precision: Precision = "fp32"
+    log_every: int = 500
+    validate_every: int = 5000
+    checkpoint_every: int = 5000
+    validate_modes: tuple[str, ...] | None = None
+    """Modes to validate in; None is for those that go with the method."""
+
+    def __post_init__(self) -> None:
+        for name, choices in (("method", get_args(Method)), ("precision", get_args(Precision))):
+            if getattr(self, name) not in choices:
+                raise ValueError(f"expected {name} to be one of {', '.join(choices)}; got {getattr(self, name)!r}")
+        if self.optimizer not in ("sgd", "adam"):
+            raise ValueError(f"expected optimizer to be sgd or adam, got {self.optimizer!r}")
+        for name in ("iterations", "batch", "log_every", "validate_every", "checkpoint_every"):
+            check_count(name, getattr(self, name))
+        check_count("seed", self.seed, minimum=0)
+        check_number("lr", self.lr, 0, open_low=True, open_high=True)
+        check_number("tau", self.tau, 0, open_high=True)
+        check_number("momentum", self.momentum, 0, 1, open_high=True)
+        check_number("weight_decay", self.weight_decay, 0, open_high=True)
+        check_number("baseline_decay", self.baseline_decay, 0, 1, open_high=True)
+        for share in self.milestones:
+            check_number("milestones", share, 0, 1)
+        if self.network.adaptive != (self.method != "plain"):
+            kind = "a plain" if self.method == "plain" else "an adaptive"
+            raise ValueError(f"expected {kind} network for the method {self.method}, got {self.network}")
+        for name in self.modes:
+            if name not in MODES:
+                raise ValueError(f"expected modes among {', '.join(MODES)}; got {name!r}")
+        self.training_mode()  # checks temperature, clip and eps
+
+    def training_mode(self) -> Mode | None:
+        """The mode to train in."""
+        modes = {"relaxed": Relaxed(self.temperature, self.clip), "reinforce": Discrete(), "act": ACT(self.eps)}
+        return modes.get(self.method)
+
+    @property
+    def modes(self) -> tuple[str, ...]:
+        """The names of the modes to validate in; plain networks have none."""
+        if self.method == "plain":
+            return ()
+        if self.validate_modes is not None:
+            return self.validate_modes
+        return ("act", "thresholded") if self.method == "act" else ("relaxed", "discrete", "thresholded")
+
+    def learning_rate(self, iteration: int) -> float:
+        """The learning rate of an iteration, counted from 0."""
+        passed = sum(iteration >= share * self.iterations for share in self.milestones)
+        return self.lr * 0.1**passed
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values, such as JSON holds."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> "TrainConfig":
+        """Build a configuration from what :meth:`to_dict` gave."""
+        known = {f.name for f in fields(cls)}
+        if unknown := sorted(set(values) - known):
+            raise ValueError(f"expected settings among {', '.join(sorted(known))}; got {', '.join(unknown)}")
+        values = dict(values)
+        if "network" in values:
+            values["network"] = ResNetConfig(**values["network"])
+        for name in ("milestones", "validate_modes"):
+            if values.get(name) is not None:
+                values[name] = tuple(values[name])
+        return cls(**values)
+
+
+PRESETS: dict[str, dict[str, Any]] = {
+    "paper": {},
+    "fast": {"iterations": 16_000, "validate_every": 2000, "checkpoint_every": 4000},
+    "smoke": {
+        "iterations": 60,
+        "batch": 32,
+        "log_every": 20,
+        "validate_every": 60,
+        "checkpoint_every": 20,
+    },
+}
+"""``paper``: the supplement's protocol; ``fast``: the same shape in 16,000 iterations; ``smoke``: to see it run."""
+
+
+def preset(name: str, **settings: Any) -> TrainConfig:
+    """Return a preset with some settings changed; REINFORCE gets Adam, as in the paper."""
+    if name not in PRESETS:
+        raise ValueError(f"expected a preset among {', '.join(PRESETS)}; got {name!r}")
+    if settings.get("method") == "reinforce":
+        settings = {"optimizer": "adam", "lr": 1e-3} | settings
+    if settings.get("method") == "plain" and "network" not in settings:
+        settings["network"] = replace(ResNetConfig(), adaptive=False)
+    return TrainConfig(**(PRESETS[name] | settings))

@@ -1,0 +1,105 @@
+"""Evaluation of a network on a whole data set, in any set of modes."""
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch.nn import functional as F
+
+from torchpact.block import use_mode
+from torchpact.data import Images, standardize
+from torchpact.flops import flops_from_ponders
+from torchpact.models.resnet import ResNet
+from torchpact.modes import Mode
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What a network did in one mode; FLOPs and steps are per image."""
+
+    accuracy: float
+    nll: float
+    flops: float
+    flops_std: float
+    block_flops: list[float]
+    steps: list[float]
+    """Mean iterations run per position, block by block: z, or ACT's N."""
+    cost: list[float]
+    """Mean of what the objective charges: N or ρ where that is known; else z."""
+    images: int
+
+    def objective(self, tau: float) -> float:
+        """nll + τ Σ cost."""
+        return self.nll + tau * sum(self.cost)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values, such as JSON holds."""
+        return asdict(self)
+
+
+@torch.no_grad()
+def evaluate(
+    model: ResNet,
+    data: Images,
+    mode: Mode | str | None = None,
+    *,
+    batch: int | None = None,
+    precision: str = "fp32",
+    seed: int = 0,
+) -> Evaluation:
+    """Evaluate on all of ``data``, in the given mode or the model's own."""
+    device = data.images.device
+    batch = batch or (2500 if device.type == "cuda" else 250)
+    training = model.training
+    model.eval()
+    torch.manual_seed(seed)
+    sums = torch.zeros(2, dtype=torch.double, device=device)
+    blocks = len(model.blocks) if model.config.adaptive else 0
+    steps = torch.zeros(blocks, dtype=torch.double, device=device)
+    cost = torch.zeros(blocks, dtype=torch.double, device=device)
+    totals, block_flops = [], []
+    cast = torch.autocast(device.type, dtype=torch.bfloat16) if precision == "bf16" else nullcontext()
+    try:
+        with cast, use_mode(model, mode) if mode is not None else nullcontext():
+            for images, labels in zip(data.images.split(batch), data.labels.split(batch), strict=True):
+                x = standardize(images)
+                if device.type == "cuda":
+                    x = x.contiguous(memory_format=torch.channels_last)
+                logits, ponders = model(x)
+                logits = logits.float()
+                sums[0] += F.cross_entropy(logits, labels, reduction="sum")
+                sums[1] += (logits.argmax(1) == labels).sum()
+                count = flops_from_ponders(model, ponders, x.shape)
+                totals.append(count.total)
+                block_flops.append(count.blocks)
+                for k, ponder in enumerate(ponders):
+                    hard = model.blocks[k].mode.hard  # type: ignore[union-attr]
+                    steps[k] += ponder.steps.double().mean() * len(labels)
+                    # a hard mode without gradients leaves early and cannot know N; it knows what it did
+                    charged = ponder.steps if hard else ponder.cost
+                    cost[k] += charged.double().mean() * len(labels)
+    finally:
+        model.train(training)
+    total = torch.cat(totals).double()
+    n = len(data)
+    return Evaluation(
+        accuracy=sums[1].item() / n,
+        nll=sums[0].item() / n,
+        flops=total.mean().item(),
+        flops_std=total.std(correction=0).item(),
+        block_flops=torch.cat(block_flops).double().mean(0).tolist(),
+        steps=(steps / n).tolist(),
+        cost=(cost / n).tolist(),
+        images=n,
+    )
+
+
+def evaluate_modes(
+    model: ResNet, data: Images, modes: Sequence[str], **options: Any
+) -> dict[str, dict[str, Any]]:
+    """Evaluate in each of the modes; a plain network, which has none, under the name "plain"."""
+    if not model.config.adaptive:
+        return {"plain": evaluate(model, data, **options).to_dict()}
+    return {mode: evaluate(model, data, mode, **options).to_dict() for mode in modes}

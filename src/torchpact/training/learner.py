@@ -1,0 +1,237 @@
+"""One network learning: a whole iteration on the device, from picking the images to the new weights.
+
+On a GPU the forward pass is compiled and the iteration captured in a CUDA graph, so that the host does
+nothing but start it. Everything random is a function of the seed and the iteration, and of nothing else:
+there is no generator state to save, and a run does not depend on what else is trained beside it.
+"""
+
+import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from torchpact.data import BatchOrder, Images, augment, standardize
+from torchpact.models.resnet import ResNet, build
+from torchpact.objective import EMABaseline, map_loss, reinforce_loss
+from torchpact.training.config import TrainConfig
+
+
+@dataclass(frozen=True)
+class Metrics:
+    """Means over the iterations since the last reading."""
+
+    loss: float
+    nll: float
+    accuracy: float
+    expected_steps: list[float]
+    iterations: int
+
+
+def derived_seed(*parts: object) -> int:
+    """A seed for this purpose, from everything that should tell it from others."""
+    digest = hashlib.blake2b("/".join(map(str, parts)).encode(), digest_size=7).digest()
+    return int.from_bytes(digest, "little")
+
+
+class Learner:
+    """A network, its optimizer and its data on one device; ``advance`` is one iteration of training."""
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        data: Images,
+        device: torch.device | str = "cpu",
+        *,
+        compile: bool | None = None,
+        capture: bool | None = None,
+    ) -> None:
+        self.config = config
+        self.device = torch.device(device)
+        on_gpu = self.device.type == "cuda"
+        self.compile = on_gpu if compile is None else compile
+        self.capture = on_gpu if capture is None else capture
+        self.iteration = 0
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(derived_seed(config.seed, "weights"))
+            model = build(config.network, config.training_mode())
+        memory = torch.channels_last if on_gpu else torch.contiguous_format
+        self.model: ResNet = model.to(self.device, memory_format=memory)  # type: ignore[call-overload]
+        self.baseline = EMABaseline(config.baseline_decay).to(self.device)
+        self.lr = torch.tensor(config.lr, device=self.device) if self.capture else config.lr
+        self.optimizer = self._make_optimizer()
+        self.data = data
+        self.order = BatchOrder(len(data), config.batch, derived_seed(config.seed, "order"), device=self.device)
+        # where the iteration finds its images: the order of the epoch, and how far it has come
+        self._permutation = torch.zeros(
+            self.order.batches_per_epoch * config.batch, dtype=torch.long, device=self.device
+        )
+        self._position = torch.zeros((), dtype=torch.long, device=self.device)
+        self._epoch = -1
+        self._tau = torch.tensor(config.tau, device=self.device)
+        blocks = len(self.model.blocks) if config.network.adaptive else 0
+        self._sums = torch.zeros(3 + blocks, dtype=torch.double, device=self.device)
+        self._since = 0
+        self._objective = torch.compile(self._forward, fullgraph=True) if self.compile else self._forward
+        self._graph: torch.cuda.CUDAGraph | None = None
+        self.stream = torch.cuda.Stream(self.device) if self.capture else None
+
+    def _make_optimizer(self) -> torch.optim.Optimizer:
+        config = self.config
+        decayed = [p for m in self.model.modules() if isinstance(m, nn.Conv2d | nn.Linear) for p in [m.weight]]
+        known = {id(p) for p in decayed}
+        others = [p for p in self.model.parameters() if id(p) not in known]
+        groups: list[dict[str, Any]] = [
+            {"params": decayed, "weight_decay": config.weight_decay},
+            {"params": others, "weight_decay": 0.0},
+        ]
+        # fused kernels take a learning rate that lives on the device, which a captured iteration needs
+        fused = True if self.capture else None
+        if config.optimizer == "adam":
+            return torch.optim.Adam(groups, lr=self.lr, fused=fused, capturable=self.capture)
+        return torch.optim.SGD(groups, lr=self.lr, momentum=config.momentum, fused=fused)
+
+    def _forward(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """The loss of a batch of raw images, and the sums to report."""
+        config = self.config
+        x = standardize(augment(images))
+        if self.device.type == "cuda":
+            x = x.contiguous(memory_format=torch.channels_last)
+        half = config.precision == "bf16"
+        with torch.autocast(self.device.type, dtype=torch.bfloat16) if half else nullcontext():
+            logits, ponders = self.model(x)
+        logits = logits.float()
+        nll = F.cross_entropy(logits, labels, reduction="none")
+        if config.method == "reinforce":
+            loss = reinforce_loss(nll, ponders, self._tau, self.baseline)
+        else:
+            loss = map_loss(nll, ponders, self._tau)
+        with torch.no_grad():
+            reported = loss if config.method != "reinforce" else map_loss(nll, ponders, self._tau)
+            right = (logits.argmax(1) == labels).float().mean()
+            sums = [reported, nll.mean(), right, *(p.expected_steps.mean() for p in ponders)]
+            report = torch.stack([s.detach().float() for s in sums]).double()
+        return loss, report
+
+    def _iterate(self) -> None:
+        """An iteration, all of it on the device."""
+        start = self._position * self.config.batch
+        index = self._permutation[start + torch.arange(self.config.batch, device=self.device)]
+        loss, report = self._objective(self.data.images[index], self.data.labels[index])
+        self.optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        self.optimizer.step()
+        self._sums += report
+        self._position += 1
+
+    def advance(self) -> None:
+        """Train for one iteration; on a GPU the work may still be under way on return."""
+        with self._on_stream():
+            if self.capture and self._graph is None:
+                self._prepare()
+            epoch = self.order.epoch(self.iteration)
+            within = self.iteration % self.order.batches_per_epoch
+            if epoch != self._epoch or within == 0:
+                self._permutation.copy_(self.order.whole_epoch(epoch))
+                self._position.fill_(within)
+                self._epoch = epoch
+            self._set_learning_rate()
+            torch.manual_seed(derived_seed(self.config.seed, "iteration", self.iteration))
+            if self._graph is not None:
+                self._graph.replay()
+            else:
+                self._iterate()
+        self.iteration += 1
+        self._since += 1
+
+    def _set_learning_rate(self) -> None:
+        rate = self.config.learning_rate(self.iteration)
+        if self.iteration > 0 and self._since > 0 and rate == self.config.learning_rate(self.iteration - 1):
+            return
+        if isinstance(self.lr, Tensor):
+            self.lr.fill_(rate)
+        else:
+            for group in self.optimizer.param_groups:
+                group["lr"] = rate
+
+    def _prepare(self) -> None:
+        """Compile, warm up and capture the iteration, then put everything back as it was."""
+        before = {name: value.clone() for name, value in self.state().items()}
+        for _ in range(3):
+            self._iterate()
+        torch.cuda.synchronize(self.device)
+        self.optimizer.zero_grad(set_to_none=True)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=self.stream):
+            self._iterate()
+        self._graph = graph
+        # the optimizer had no state before it ran; where there was none there are zeros now
+        for name, value in self.state().items():
+            if name in before:
+                value.copy_(before[name])
+            else:
+                value.zero_()
+        self._sums.zero_()
+        self._epoch = -1
+
+    def metrics(self) -> Metrics:
+        """Read the means since the last call; waits for the device."""
+        if self.stream is not None:
+            self.stream.synchronize()
+        sums = (self._sums / max(self._since, 1)).tolist()
+        count, self._since = self._since, 0
+        self._sums.zero_()
+        return Metrics(sums[0], sums[1], sums[2], sums[3:], count)
+
+    def state(self) -> dict[str, Tensor]:
+        """All tensors that make up the state of training, by name; not copies."""
+        tensors = {f"model.{k}": v for k, v in self.model.state_dict(keep_vars=False).items()}
+        tensors |= {f"baseline.{k}": v for k, v in self.baseline.state_dict().items()}
+        for name, parameter in self.model.named_parameters():
+            for key, value in self.optimizer.state.get(parameter, {}).items():
+                if isinstance(value, Tensor):
+                    tensors[f"optimizer.{key}.{name}"] = value
+        return tensors
+
+    @torch.no_grad()
+    def load_state(self, tensors: dict[str, Tensor], iteration: int) -> None:
+        """Continue from a state that :meth:`state` gave, at that iteration."""
+        if self.capture and self._graph is None:
+            with self._on_stream():
+                self._prepare()
+        elif not self.capture:
+            self._create_optimizer_state(tensors)
+        own = self.state()
+        if own.keys() != tensors.keys():
+            odd = sorted(own.keys() ^ tensors.keys())
+            raise ValueError(f"expected the tensors of this run, got {len(odd)} others or missing, as {odd[0]}")
+        for name, value in own.items():
+            if value.shape != tensors[name].shape or value.dtype != tensors[name].dtype:
+                given = f"{tuple(tensors[name].shape)} {tensors[name].dtype}"
+                raise ValueError(f"expected {name} as {tuple(value.shape)} {value.dtype}, got {given}")
+        for name, value in own.items():
+            value.copy_(tensors[name])
+        self.iteration, self._epoch, self._since = iteration, -1, 0
+        self._sums.zero_()
+        self._set_learning_rate()
+
+    def _create_optimizer_state(self, tensors: dict[str, Tensor]) -> None:
+        """Make room for what an optimizer keeps, which it would do in its first iteration."""
+        parameters = dict(self.model.named_parameters())
+        for name, value in tensors.items():
+            if name.startswith("optimizer."):
+                _, key, parameter = name.split(".", 2)
+                if parameter in parameters:
+                    self.optimizer.state[parameters[parameter]][key] = torch.zeros_like(value)
+
+    @contextmanager
+    def _on_stream(self) -> Iterator[None]:
+        if self.stream is None:
+            yield
+            return
+        with torch.cuda.stream(self.stream):
+            yield

@@ -1,0 +1,266 @@
+"""The training loop around a learner: what is logged, validated and saved, and when."""
+
+import json
+import math
+import os
+import platform
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import torchpact
+from torchpact.data import Images
+from torchpact.models.resnet import warm_start
+from torchpact.training.checkpoint import load_checkpoint, load_latest, save_checkpoint
+from torchpact.training.config import TrainConfig
+from torchpact.training.evaluate import evaluate_modes
+from torchpact.training.learner import Learner, derived_seed
+
+Event = dict[str, Any]
+"""A line of the history: kind "train" or "validate", the iteration, and what was measured."""
+
+
+class TrainingError(RuntimeError):
+    """Training that cannot go on; the message is one line and says what is left."""
+
+
+@dataclass
+class RunFiles:
+    """The files of a run, all in one folder."""
+
+    folder: Path
+
+    @property
+    def run(self) -> Path:
+        """Configuration, versions and results."""
+        return self.folder / "run.json"
+
+    @property
+    def history(self) -> Path:
+        """One event a line."""
+        return self.folder / "history.jsonl"
+
+    @property
+    def last(self) -> Path:
+        """The newest checkpoint."""
+        return self.folder / "last.safetensors"
+
+    @property
+    def previous(self) -> Path:
+        """The one before it."""
+        return self.folder / "previous.safetensors"
+
+    @property
+    def best(self) -> Path:
+        """The one of the highest validation accuracy."""
+        return self.folder / "best.safetensors"
+
+
+class Trainer:
+    """Trains one network; several can take turns on one device, see :func:`train_together`."""
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        folder: str | os.PathLike[str],
+        train: Images,
+        test: Images,
+        *,
+        resume: bool = False,
+        initial: Path | None = None,
+        report: Callable[[Event], None] = lambda event: None,
+        **learner_options: Any,
+    ) -> None:
+        self.config = config
+        self.files = RunFiles(Path(folder))
+        self.test = test
+        self.report = report
+        self.learner = Learner(config, train, train.images.device, **learner_options)
+        self.initial = initial
+        self.notes: list[str] = []
+        self.best = -math.inf
+        self.results: dict[str, Any] = {}
+        self._clock = time.monotonic()
+        self._seconds = 0.0
+        self.files.folder.mkdir(parents=True, exist_ok=True)
+        if resume and (self.files.last.exists() or self.files.previous.exists()):
+            self._resume()
+        elif self.files.run.exists():
+            raise TrainingError(f"{self.files.folder}: holds a run already; resume it or choose another folder")
+        else:
+            if initial is not None:
+                self._warm_start(initial)
+            self.files.history.write_text("")
+            self._write_run("started")
+
+    @property
+    def done(self) -> bool:
+        """Whether all iterations are behind."""
+        return self.learner.iteration >= self.config.iterations
+
+    def run(self) -> dict[str, Any]:
+        """Train to the end; return the results."""
+        while not self.done:
+            self.burst()
+        return self.results
+
+    def burst(self) -> None:
+        """Train until there is something to log, validate or save, and do that."""
+        self.start_burst()
+        self.finish_burst()
+
+    def next_stop(self) -> int:
+        """The iteration at which this trainer will next have something to do."""
+        config, now = self.config, self.learner.iteration
+        intervals = (config.log_every, config.validate_every, config.checkpoint_every)
+        return min(config.iterations, *((now // every + 1) * every for every in intervals))
+
+    def start_burst(self) -> None:
+        """Train until the next stop; on a GPU this only queues the work."""
+        stop = self.next_stop()
+        while self.learner.iteration < stop:
+            self.learner.advance()
+
+    def finish_burst(self) -> None:
+        """Log, validate and save what is due."""
+        config, now = self.config, self.learner.iteration
+        if now % config.log_every == 0 or self.done:
+            self._log()
+        validates = now % config.validate_every == 0 or self.done
+        if validates:
+            self._validate()
+        if now % config.checkpoint_every == 0 or self.done:
+            self._save()
+        if self.done:
+            self._write_run("finished")
+
+    def _log(self) -> None:
+        metrics = self.learner.metrics()
+        elapsed = time.monotonic() - self._clock
+        self._seconds += elapsed
+        self._clock = time.monotonic()
+        if not math.isfinite(metrics.loss):
+            left = f"the last good checkpoint is {self.files.last}" if self.files.last.exists() else "no checkpoint yet"
+            raise TrainingError(f"loss is {metrics.loss} at iteration {self.learner.iteration}; {left}")
+        rate = metrics.iterations * self.config.batch / max(elapsed, 1e-9)
+        self._emit("train", images_per_second=rate, **asdict(metrics))
+
+    def _validate(self) -> None:
+        learner, started = self.learner, time.monotonic()
+        if learner.stream is not None:
+            learner.stream.synchronize()
+        seed = derived_seed(self.config.seed, "validation")
+        measured = evaluate_modes(
+            learner.model, self.test, self.config.modes, precision=self.config.precision, seed=seed
+        )
+        self._emit("validate", modes=measured)
+        self.results = measured
+        # validation is not training time
+        self._clock += time.monotonic() - started
+        accuracy = next(iter(measured.values()))["accuracy"]
+        if accuracy > self.best:
+            self.best = accuracy
+            save_checkpoint(self.files.best, learner.state(), self._info())
+
+    def _save(self) -> None:
+        if self.learner.stream is not None:
+            self.learner.stream.synchronize()
+        state = self.learner.state()
+        for name, value in state.items():
+            if value.is_floating_point() and not value.isfinite().all():
+                raise TrainingError(f"{name} is not finite at iteration {self.learner.iteration}; not saved")
+        save_checkpoint(self.files.last, state, self._info(), keep=self.files.previous)
+
+    def _info(self) -> dict[str, Any]:
+        return {
+            "config": self.config.to_dict(),
+            "iteration": self.learner.iteration,
+            "best": self.best if math.isfinite(self.best) else None,
+            "results": self.results,
+            "seconds": self._seconds,
+        }
+
+    def _resume(self) -> None:
+        checkpoint, problems = load_latest(self.files.folder)
+        info = checkpoint.info
+        if TrainConfig.from_dict(info["config"]) != self.config:
+            raise TrainingError(f"{self.files.folder}: its checkpoint is of another configuration")
+        self.learner.load_state(checkpoint.tensors, info["iteration"])
+        self.best = -math.inf if info["best"] is None else info["best"]
+        self.results, self._seconds = info["results"], info["seconds"]
+        self.notes += [f"{problem}; went back to the checkpoint before" for problem in problems]
+        # what was logged after the checkpoint will be logged again
+        kept = []
+        if self.files.history.exists():
+            for line in self.files.history.read_text().splitlines():
+                try:
+                    event = json.loads(line)
+                except ValueError:
+                    continue  # a line cut short
+                if event["iteration"] <= info["iteration"]:
+                    kept.append(line)
+        write_text(self.files.history, "".join(f"{line}\n" for line in kept))
+        if self.done:
+            self._write_run("finished")
+
+    def _warm_start(self, path: Path) -> None:
+        checkpoint = load_checkpoint(path)
+        config = TrainConfig.from_dict(checkpoint.info["config"])
+        plain = torchpact.models.build(config.network)
+        weights = {k.removeprefix("model."): v for k, v in checkpoint.tensors.items() if k.startswith("model.")}
+        plain.load_state_dict(weights)
+        warm_start(self.learner.model, plain.to(self.learner.device))
+
+    def _emit(self, kind: str, **measured: Any) -> None:
+        event = {"kind": kind, "iteration": self.learner.iteration, "seconds": self._seconds, **measured}
+        with self.files.history.open("a") as file:
+            file.write(json.dumps(event) + "\n")
+        self.report(event)
+
+    def _write_run(self, status: str) -> None:
+        device = self.learner.device
+        record = {
+            "status": status,
+            "config": self.config.to_dict(),
+            "warm_start": None if self.initial is None else str(self.initial),
+            "iteration": self.learner.iteration,
+            "training_seconds": self._seconds,
+            "results": self.results,
+            "versions": {
+                "torchpact": torchpact.__version__,
+                "torch": torch.__version__,
+                "python": platform.python_version(),
+                "device": torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor(),
+            },
+        }
+        write_text(self.files.run, json.dumps(record, indent=2) + "\n")
+
+
+def train_together(trainers: list[Trainer]) -> None:
+    """Train several networks at once on one device, in turns too short to notice.
+
+    On a GPU each has its own stream, so that the small kernels of one run beside those of the others.
+    """
+    while any(not trainer.done for trainer in trainers):
+        busy = [trainer for trainer in trainers if not trainer.done]
+        stops = {id(trainer): trainer.next_stop() for trainer in busy}
+        moving = True
+        while moving:
+            moving = False
+            for trainer in busy:
+                if trainer.learner.iteration < stops[id(trainer)]:
+                    trainer.learner.advance()
+                    moving = True
+        for trainer in busy:
+            trainer.finish_burst()
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file so that it is there in full or not at all."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    temporary.write_text(text)
+    os.replace(temporary, path)
