@@ -55,7 +55,9 @@ def images_per_second(learners: list[Learner], iterations: int) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description="training speed on one GPU")
     parser.add_argument("--out", type=Path, default=Path(__file__).with_suffix(".csv"))
-    parser.add_argument("--cases", type=int, nargs="*", default=range(len(CASES)), help="only these, by number")
+    parser.add_argument(
+        "--cases", type=int, nargs="*", default=range(len(CASES)), help="only these, by number"
+    )
     arguments = parser.parse_args()
     generator = torch.Generator("cuda").manual_seed(0)
     images = torch.randint(0, 256, (50_000, 3, 32, 32), dtype=torch.uint8, device="cuda", generator=generator)

@@ -4,11 +4,13 @@ The maths        stick_breaking, log_stick_breaking, expected_steps, act_halting
 The modes        Relaxed, Discrete, Thresholded, ACT
 The block        AdaptiveBlock, Ponder, Residual, use_mode
 The objective    map_loss, reinforce_loss, EMABaseline
+The networks     models: ResNets, plain and adaptive; count_flops: what a run costs
 In general       svo: stochastic variational optimization of any f(z)
 """
 
-from torchpact import svo
+from torchpact import models, svo
 from torchpact.block import AdaptiveBlock, Ponder, Residual, use_mode
+from torchpact.flops import count_flops
 from torchpact.halting import (
     ACTHalting,
     act_halting,
@@ -34,9 +36,11 @@ __all__ = [
     "Thresholded",
     "TruncatedGeometric",
     "act_halting",
+    "count_flops",
     "expected_steps",
     "log_stick_breaking",
     "map_loss",
+    "models",
     "reinforce_loss",
     "stick_breaking",
     "svo",

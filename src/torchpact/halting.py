@@ -112,5 +112,10 @@ def _log_stick_breaking(logits: Tensor, dim: int) -> Tensor:
 
 def _steps_from_survival(stay: Tensor, dim: int) -> Tensor:
     # N = Σ_l P(z ≥ l): a sum of L numbers in [0, 1], the first of them 1, so that rounding cannot
-    # take it out of [1, L]. `stay` holds 1 − h for all but the last iteration.
-    return 1 + stay.cumprod(dim).sum(dim)
+    # take it out of [1, L]. `stay` holds 1 − h for all but the last iteration. Not cumprod, whose
+    # gradient looks for zeros on the host and costs as much as a convolution in a compiled training step.
+    total = survival = torch.ones_like(stay.sum(dim))
+    for each in stay.unbind(dim):
+        survival = survival * each
+        total = total + survival
+    return total

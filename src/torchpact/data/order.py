@@ -63,7 +63,7 @@ class BatchOrder:
         return order[start : start + share].clone()
 
     def whole_epoch(self, epoch: int) -> Tensor:
-        """Return the indices of all batches of an epoch, one after the other; this process's share of each."""
+        """Return the indices of all batches of an epoch in turn; this process's share of each."""
         share = self.batch // self.world
         batches = self._order(epoch)[: self.batches_per_epoch * self.batch].view(-1, self.world, share)
         return batches[:, self.rank].flatten()

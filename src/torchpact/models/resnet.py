@@ -7,6 +7,7 @@ the same names, so that the state dict of one is that of the other less the halt
 from dataclasses import dataclass
 from typing import Literal, TypedDict, Unpack
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -156,16 +157,20 @@ class HaltingHead(nn.Module):
     def forward(self, u: Tensor) -> Tensor:
         """Return logits that broadcast to ``u``."""
         u = _join(u)
-        pooled = u.mean((2, 3), keepdim=True)
-        if self.pooled_norm is not None:
-            pooled = F.relu(self.pooled_norm(pooled))
-        logits: Tensor = self.linear(pooled.flatten(1))[:, :, None, None]
-        if self.conv is not None:
-            local = u if self.norm is None else F.relu(self.norm(u))
-            logits = self.conv(local) + logits
-        if self.group == 1:
-            return logits
-        return _split(at_least_single(logits), self.group).mean((3, 5), keepdim=True)
+        if self.conv is not None and self.norm is None:
+            # pooling is linear: its product rides along with those of the convolution
+            products = _project(u, torch.cat([self.conv.weight[0].flatten(1), self.linear.weight.t()], 1))
+            logits = _gather_taps(products[:, :9]) + products[:, 9:].mean((2, 3), keepdim=True)
+            logits = logits + at_least_single(self.linear.bias)
+        else:
+            pooled = u.mean((2, 3), keepdim=True)
+            if self.pooled_norm is not None:
+                pooled = F.relu(self.pooled_norm(pooled))
+            logits = at_least_single(self.linear(pooled.flatten(1)))[:, :, None, None]
+            if self.conv is not None and self.norm is not None:
+                local = F.relu(self.norm(u))
+                logits = _gather_taps(_project(local, self.conv.weight[0].flatten(1))) + logits
+        return logits if self.group == 1 else _split(logits, self.group).mean((3, 5), keepdim=True)
 
 
 class PlainBlock(nn.Module):
@@ -324,6 +329,29 @@ def warm_start(adaptive: ResNet, plain: ResNet) -> ResNet:
     heads = {key: value for key, value in adaptive.state_dict().items() if ".halting." in key}
     adaptive.load_state_dict(plain.state_dict() | heads)
     return adaptive
+
+
+# A 3×3 convolution to a single channel leaves a GPU's matrix units idle: cuDNN's takes half as long as a
+# whole unit's. One product with all nine taps, added up where they belong, makes a relaxed training step of
+# ResNet-32 1.29 times the plain one instead of 1.68 times (benchmarks/training.py).
+
+
+def _project(u: Tensor, weight: Tensor) -> Tensor:
+    """Multiply the channels of ``u`` by a (channels, n) matrix at every position; in single precision."""
+    if u.is_contiguous(memory_format=torch.channels_last) and not u.is_contiguous():
+        product = (u.permute(0, 2, 3, 1) @ weight).permute(0, 3, 1, 2)
+    else:
+        product = (weight.t() @ u.flatten(2)).unflatten(2, u.shape[2:])
+    return at_least_single(product)
+
+
+def _gather_taps(products: Tensor) -> Tensor:
+    """Add the nine products of each pixel's 3×3 neighbours, row by row, as the convolution would."""
+    height, width = products.shape[2:]
+    padded = F.pad(products, (1, 1, 1, 1))
+    taps = [(i, j) for i in range(3) for j in range(3)]
+    shifted = [padded[:, t : t + 1, i : i + height, j : j + width] for t, (i, j) in enumerate(taps)]
+    return torch.stack(shifted).sum(0)
 
 
 # Decisions are made per patch by way of views. A state (B, C, H, W) seen as (B, C, H/n, n, W/n, n) has

@@ -5,7 +5,13 @@ Train it         Trainer, train_together, TrainingError
 Use it           evaluate, Evaluation, load_checkpoint, save_checkpoint, load_model, CheckpointError
 """
 
-from torchpact.training.checkpoint import Checkpoint, CheckpointError, load_checkpoint, save_checkpoint
+from torchpact.training.checkpoint import (
+    Checkpoint,
+    CheckpointError,
+    load_checkpoint,
+    load_model,
+    save_checkpoint,
+)
 from torchpact.training.config import PRESETS, TrainConfig, preset
 from torchpact.training.evaluate import Evaluation, evaluate, evaluate_modes
 from torchpact.training.learner import Learner, Metrics
@@ -24,6 +30,7 @@ __all__ = [
     "evaluate",
     "evaluate_modes",
     "load_checkpoint",
+    "load_model",
     "preset",
     "save_checkpoint",
     "train_together",

@@ -17,6 +17,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
+from torchpact.models.resnet import ResNet, build
+from torchpact.training.config import TrainConfig
+
 FORMAT = "torchpact checkpoint 1"
 
 
@@ -32,7 +35,9 @@ class Checkpoint:
     info: dict[str, Any]
 
 
-def save_checkpoint(path: Path, tensors: dict[str, Tensor], info: dict[str, Any], *, keep: Path | None = None) -> None:
+def save_checkpoint(
+    path: Path, tensors: dict[str, Tensor], info: dict[str, Any], *, keep: Path | None = None
+) -> None:
     """Write a checkpoint; the one it replaces is kept as ``keep``, if given.
 
     >>> import tempfile
@@ -76,7 +81,9 @@ def load_checkpoint(path: Path) -> Checkpoint:
     except CheckpointError:
         raise
     except (SafetensorError, OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
-        raise CheckpointError(f"{path}: not a readable checkpoint ({' '.join(str(error).split())})") from error
+        raise CheckpointError(
+            f"{path}: not a readable checkpoint ({' '.join(str(error).split())})"
+        ) from error
     return Checkpoint(tensors, info)
 
 
@@ -89,6 +96,20 @@ def load_latest(folder: Path) -> tuple[Checkpoint, list[str]]:
         except CheckpointError as error:
             problems.append(str(error))
     raise CheckpointError("; ".join(problems))
+
+
+def load_model(path: Path) -> tuple[ResNet, TrainConfig]:
+    """Return the network in a checkpoint, on the CPU and in evaluation, and what it was trained with."""
+    checkpoint = load_checkpoint(path)
+    try:
+        config = TrainConfig.from_dict(checkpoint.info["config"])
+        model = build(config.network, config.training_mode())
+        prefix = "model."
+        weights = {k.removeprefix(prefix): v for k, v in checkpoint.tensors.items() if k.startswith(prefix)}
+        model.load_state_dict(weights)
+    except (KeyError, TypeError, ValueError, RuntimeError) as error:
+        raise CheckpointError(f"{path}: holds no network of ours ({' '.join(str(error).split())})") from error
+    return model.eval(), config
 
 
 def _digest(tensors: dict[str, Tensor], text: str) -> str:

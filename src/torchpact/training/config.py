@@ -54,7 +54,9 @@ class TrainConfig:
     def __post_init__(self) -> None:
         for name, choices in (("method", get_args(Method)), ("precision", get_args(Precision))):
             if getattr(self, name) not in choices:
-                raise ValueError(f"expected {name} to be one of {', '.join(choices)}; got {getattr(self, name)!r}")
+                raise ValueError(
+                    f"expected {name} to be one of {', '.join(choices)}; got {getattr(self, name)!r}"
+                )
         if self.optimizer not in ("sgd", "adam"):
             raise ValueError(f"expected optimizer to be sgd or adam, got {self.optimizer!r}")
         for name in ("iterations", "batch", "log_every", "validate_every", "checkpoint_every"):
@@ -77,7 +79,11 @@ class TrainConfig:
 
     def training_mode(self) -> Mode | None:
         """The mode to train in."""
-        modes = {"relaxed": Relaxed(self.temperature, self.clip), "reinforce": Discrete(), "act": ACT(self.eps)}
+        modes = {
+            "relaxed": Relaxed(self.temperature, self.clip),
+            "reinforce": Discrete(),
+            "act": ACT(self.eps),
+        }
         return modes.get(self.method)
 
     @property
@@ -124,7 +130,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "checkpoint_every": 20,
     },
 }
-"""``paper``: the supplement's protocol; ``fast``: the same shape in 16,000 iterations; ``smoke``: to see it run."""
+"""The supplement's protocol; the same shape in 16,000 iterations; and a few, to see it run."""
 
 
 def preset(name: str, **settings: Any) -> TrainConfig:

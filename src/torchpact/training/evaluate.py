@@ -31,7 +31,7 @@ class Evaluation:
     images: int
 
     def objective(self, tau: float) -> float:
-        """nll + τ Σ cost."""
+        """Return nll + τ Σ cost."""
         return self.nll + tau * sum(self.cost)
 
     def to_dict(self) -> dict[str, Any]:

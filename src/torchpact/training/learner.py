@@ -65,7 +65,9 @@ class Learner:
         self.lr = torch.tensor(config.lr, device=self.device) if self.capture else config.lr
         self.optimizer = self._make_optimizer()
         self.data = data
-        self.order = BatchOrder(len(data), config.batch, derived_seed(config.seed, "order"), device=self.device)
+        self.order = BatchOrder(
+            len(data), config.batch, derived_seed(config.seed, "order"), device=self.device
+        )
         # where the iteration finds its images: the order of the epoch, and how far it has come
         self._permutation = torch.zeros(
             self.order.batches_per_epoch * config.batch, dtype=torch.long, device=self.device
@@ -82,7 +84,9 @@ class Learner:
 
     def _make_optimizer(self) -> torch.optim.Optimizer:
         config = self.config
-        decayed = [p for m in self.model.modules() if isinstance(m, nn.Conv2d | nn.Linear) for p in [m.weight]]
+        decayed = [
+            p for m in self.model.modules() if isinstance(m, nn.Conv2d | nn.Linear) for p in [m.weight]
+        ]
         known = {id(p) for p in decayed}
         others = [p for p in self.model.parameters() if id(p) not in known]
         groups: list[dict[str, Any]] = [
@@ -208,7 +212,9 @@ class Learner:
         own = self.state()
         if own.keys() != tensors.keys():
             odd = sorted(own.keys() ^ tensors.keys())
-            raise ValueError(f"expected the tensors of this run, got {len(odd)} others or missing, as {odd[0]}")
+            raise ValueError(
+                f"expected the tensors of this run, got {len(odd)} others or missing, as {odd[0]}"
+            )
         for name, value in own.items():
             if value.shape != tensors[name].shape or value.dtype != tensors[name].dtype:
                 given = f"{tuple(tensors[name].shape)} {tensors[name].dtype}"

@@ -15,7 +15,7 @@ import torch
 import torchpact
 from torchpact.data import Images
 from torchpact.models.resnet import warm_start
-from torchpact.training.checkpoint import load_checkpoint, load_latest, save_checkpoint
+from torchpact.training.checkpoint import load_latest, load_model, save_checkpoint
 from torchpact.training.config import TrainConfig
 from torchpact.training.evaluate import evaluate_modes
 from torchpact.training.learner import Learner, derived_seed
@@ -90,7 +90,9 @@ class Trainer:
         if resume and (self.files.last.exists() or self.files.previous.exists()):
             self._resume()
         elif self.files.run.exists():
-            raise TrainingError(f"{self.files.folder}: holds a run already; resume it or choose another folder")
+            raise TrainingError(
+                f"{self.files.folder}: holds a run already; resume it or choose another folder"
+            )
         else:
             if initial is not None:
                 self._warm_start(initial)
@@ -144,7 +146,11 @@ class Trainer:
         self._seconds += elapsed
         self._clock = time.monotonic()
         if not math.isfinite(metrics.loss):
-            left = f"the last good checkpoint is {self.files.last}" if self.files.last.exists() else "no checkpoint yet"
+            left = (
+                f"the last good checkpoint is {self.files.last}"
+                if self.files.last.exists()
+                else "no checkpoint yet"
+            )
             raise TrainingError(f"loss is {metrics.loss} at iteration {self.learner.iteration}; {left}")
         rate = metrics.iterations * self.config.batch / max(elapsed, 1e-9)
         self._emit("train", images_per_second=rate, **asdict(metrics))
@@ -208,11 +214,7 @@ class Trainer:
             self._write_run("finished")
 
     def _warm_start(self, path: Path) -> None:
-        checkpoint = load_checkpoint(path)
-        config = TrainConfig.from_dict(checkpoint.info["config"])
-        plain = torchpact.models.build(config.network)
-        weights = {k.removeprefix("model."): v for k, v in checkpoint.tensors.items() if k.startswith("model.")}
-        plain.load_state_dict(weights)
+        plain, _ = load_model(path)
         warm_start(self.learner.model, plain.to(self.learner.device))
 
     def _emit(self, kind: str, **measured: Any) -> None:
@@ -234,7 +236,9 @@ class Trainer:
                 "torchpact": torchpact.__version__,
                 "torch": torch.__version__,
                 "python": platform.python_version(),
-                "device": torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor(),
+                "device": torch.cuda.get_device_name(device)
+                if device.type == "cuda"
+                else platform.processor(),
             },
         }
         write_text(self.files.run, json.dumps(record, indent=2) + "\n")
