@@ -494,7 +494,7 @@ STEP, HEAD = nn.Linear(3, 3), nn.Linear(3, 1)
             lambda: tp.AdaptiveBlock([STEP] * 4, [HEAD] * 2),
             "expected 3 or 4 halting heads .* got a list of 2",
         ),
-        (lambda: tp.AdaptiveBlock(STEP, HEAD, "lazy", max_steps=2), "got 'lazy'"),
+        (lambda: tp.AdaptiveBlock(STEP, HEAD, mode="lazy", max_steps=2), "got 'lazy'"),
         (
             lambda: tp.AdaptiveBlock([STEP, nn.Linear(3, 4)], HEAD)(torch.randn(2, 3)),
             r"step 2 changed the shape of the state: expected \(2, 3\), got \(2, 4\)",

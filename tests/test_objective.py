@@ -115,19 +115,20 @@ NLL, PONDER = torch.rand(3), ponder_of(torch.rand(3, 1))
         (lambda: tp.map_loss(NLL, [PONDER] * 2, tau=[0.1, -1.0]), "got -1.0"),
         (lambda: tp.map_loss(NLL, [PONDER], tau=torch.tensor([-0.5])), r"expected tau >= 0, got \[-0.5\]"),
         (lambda: tp.map_loss(NLL, [PONDER] * 3, tau=[0.1, 0.2]), "expected one tau, or 3 .* blocks; got 2"),
-        (lambda: tp.map_loss(NLL.mean(), PONDER, tau=0.1), "expected the nll of every example.*got a scalar"),
+        (lambda: tp.map_loss(NLL.mean(), PONDER, tau=0.1), r"expected one nll per example.*got shape \(\)"),
         (
             lambda: tp.reinforce_loss(NLL, PONDER, tau=0.1),
             "expected ponders of blocks in Discrete mode, got no log_prob in block 0",
         ),
         (
             lambda: tp.reinforce_loss(torch.rand(4), ponder_of(torch.rand(3, 1), torch.rand(3, 1)), 0.1),
-            r"expected positions of 4 examples, as in nll, got shape \(3, 1\) in block 0",
+            r"expected positions of 4 examples, as in nll; got shape \(3, 1\)",
         ),
         (
             lambda: tp.reinforce_loss(torch.rand(3, 2), PONDER, tau=0.1),
-            r"expected one nll per example, got shape \(3, 2\)",
+            r"expected one nll per example.*got shape \(3, 2\)",
         ),
+        (lambda: tp.map_loss(torch.rand(7), PONDER, tau=0.1), "expected positions of 7 examples, as in nll"),
         (lambda: tp.EMABaseline(decay=1.0), r"expected decay in \[0, 1\), got 1.0"),
     ],
 )
@@ -135,6 +136,12 @@ def test_wrong_use_is_told_in_one_line(call, message):
     with pytest.raises(ValueError, match=message) as error:
         call()
     assert "\n" not in str(error.value)
+
+
+def test_a_baseline_of_the_wrong_kind_is_refused():
+    ponder = ponder_of(torch.rand(3, 1), torch.rand(3, 1))
+    with pytest.raises(TypeError, match="expected a baseline like EMABaseline"):
+        tp.reinforce_loss(NLL, ponder, 0.1, baseline="ema")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("ponders", [[torch.rand(3)], torch.rand(3)])

@@ -67,8 +67,8 @@ def check_number(
 
 
 def check_count(name: str, value: int, minimum: int = 1) -> int:
-    """Return ``value`` if it is a whole number of at least ``minimum``."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
+    """Return ``value`` if it is a whole number of at least ``minimum`` that a tensor could hold."""
+    if isinstance(value, bool) or not isinstance(value, int) or not minimum <= value < 2**63:
         raise ValueError(f"expected {name} to be an integer of at least {minimum}, got {value!r}")
     return value
 

@@ -96,6 +96,7 @@ class AdaptiveBlock(nn.Module):
         self,
         steps: Callable[..., State] | Iterable[Callable[..., State]],
         halting: Callable[..., Tensor] | Iterable[Callable[..., Tensor]],
+        *,
         mode: Mode | str | None = None,
         max_steps: int | None = None,
     ) -> None:
@@ -104,7 +105,9 @@ class AdaptiveBlock(nn.Module):
         head_list, shared_head = _as_modules("halting", halting)
         if shared_step:
             if max_steps is None:
-                raise ValueError("expected max_steps=L with a single shared step, got none")
+                raise ValueError(
+                    "expected max_steps=L with a single shared step, or a list of steps; got neither"
+                )
             self.max_steps = check_count("max_steps", max_steps)
         else:
             self.max_steps = check_count("the number of steps", len(step_list))

@@ -164,7 +164,10 @@ def as_mode(mode: Mode | str) -> Mode:
     if isinstance(mode, str) and mode in MODES:
         return MODES[mode]()
     names = ", ".join(MODES)
-    given = f"the class {mode.__name__}" if isinstance(mode, type) else repr(mode)
+    if isinstance(mode, type):
+        given = f"the class {mode.__name__}"
+    else:
+        given = repr(mode) if isinstance(mode, str) else f"a {type(mode).__name__}"
     raise ValueError(f"expected a mode, or one of the names {names}; got {given}")
 
 

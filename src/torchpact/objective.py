@@ -55,6 +55,9 @@ def map_loss(nll: Tensor, ponders: Ponder | Sequence[Ponder], tau: Tau) -> Tenso
     positions, the paper's τ/(HW), and charged at its ``tau``: one number, or one for each block. It
     is the log-prior in closed form, up to a constant. With ACT blocks the cost is the ponder cost ρ.
 
+    In the hard modes this is a number to report, not to train by: decisions pass no gradient on, so the
+    heads would only learn of the price. Train relaxed, or with :func:`reinforce_loss`.
+
     >>> step = nn.Sequential(nn.Linear(8, 8), nn.Tanh())
     >>> block = tp.AdaptiveBlock(step, nn.Linear(8, 1), max_steps=5)
     >>> output, ponder = block(torch.randn(4, 8))
@@ -85,31 +88,30 @@ def reinforce_loss(
     >>> reinforce_loss(nll, ponder, tau=0.01, baseline=EMABaseline()).backward()
     """
     nll, blocks = _check(nll, ponders)
-    if nll.dim() != 1:
-        raise ValueError(f"expected one nll per example, got shape {tuple(nll.shape)}")
+    if not (baseline is None or callable(baseline) or isinstance(baseline, int | float)):
+        raise TypeError(f"expected a baseline like EMABaseline(), a number or None; got {baseline!r}")
     reward = -nll.detach()
     c = baseline(reward) if callable(baseline) else (baseline or 0.0)
     log_q = torch.zeros_like(reward)
     for index, ponder in enumerate(blocks):
         if ponder.log_prob is None:
             raise ValueError(f"expected ponders of blocks in Discrete mode, got no log_prob in block {index}")
-        if ponder.log_prob.shape[:1] != reward.shape:
-            raise ValueError(
-                f"expected positions of {len(reward)} examples, as in nll, "
-                f"got shape {tuple(ponder.log_prob.shape)} in block {index}"
-            )
         log_q = log_q + ponder.log_prob.unsqueeze(-1).flatten(1).sum(1)
     return _mean(nll - (reward - c) * log_q) + _prior_cost(blocks, tau)
 
 
 def _check(nll: Tensor, ponders: Any) -> tuple[Tensor, list[Ponder]]:
-    if not isinstance(nll, Tensor) or nll.dim() == 0:
-        given = "a scalar" if isinstance(nll, Tensor) else type(nll).__name__
-        raise ValueError(f"expected the nll of every example, as from reduction='none'; got {given}")
+    if not isinstance(nll, Tensor) or nll.dim() != 1:
+        given = f"shape {tuple(nll.shape)}" if isinstance(nll, Tensor) else type(nll).__name__
+        raise ValueError(f"expected one nll per example, as from reduction='none'; got {given}")
     blocks = [ponders] if isinstance(ponders, Ponder) else list(ponders)
     for ponder in blocks:
         if not isinstance(ponder, Ponder):
             raise TypeError(f"expected a Ponder for each block, got {type(ponder).__name__}")
+        if ponder.steps.shape[:1] != nll.shape:
+            raise ValueError(
+                f"expected positions of {len(nll)} examples, as in nll; got shape {tuple(ponder.steps.shape)}"
+            )
     return nll, blocks
 
 
