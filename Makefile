@@ -38,6 +38,7 @@ demo: install ## a first example: an iteration learns when to stop
 
 docs: install ## the documentation site, in site/
 	$(BIN)/mkdocs build --strict --quiet
+	@echo "open site/index.html"
 
 clean: ## remove what make has made
 	rm -rf $(VENV) site .mypy_cache .ruff_cache .pytest_cache .hypothesis

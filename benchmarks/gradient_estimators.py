@@ -80,7 +80,12 @@ def plot(rows: list[dict[str, str]], path: Path) -> None:
     x = [float(row["temperature"]) for row in relaxed]
     for axis, column in ((left, "bias"), (right, "variance")):
         axis.plot(x, [float(row[column]) for row in relaxed], "o-", label="Concrete")
-        axis.set(xscale="log", yscale="log", xlabel="temperature λ", ylabel=f"{column}, relative")
+        axis.set(
+            xscale="log",
+            yscale="log",
+            xlabel="temperature λ",
+            ylabel=f"{column}, relative to the exact gradient",
+        )
         axis.set_xticks(x, [f"{t:g}" for t in x], minor=False)
         axis.xaxis.set_minor_locator(NullLocator())
     left.plot(x, [float(row["standard_error"]) for row in relaxed], ":", color="0.5", label="standard error")

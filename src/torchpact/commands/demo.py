@@ -72,7 +72,7 @@ def _show(result: toy.Comparison, tau: float) -> None:
                 f"{result.steps[inside].double().mean():.2f}",
                 f"{result.map_steps[inside].double().mean():.2f}",
             )
-    console.print(by_input)
+    console.print(by_input, "")
 
     names = {
         "relaxed": "adaptive, relaxed (as trained)",
