@@ -6,9 +6,14 @@ from typing import Annotated
 import torch
 import typer
 
-from torchpact.data import Images, load_cifar10
+from torchpact.data import Images, load_cifar10, load_sample
 
-DataRoot = Annotated[Path | None, typer.Option("--data", help="Folder of CIFAR-10, if not the usual one.")]
+DataRoot = Annotated[
+    Path | None,
+    typer.Option(
+        "--data", help="Folder of CIFAR-10, if not the usual one; 'sample' is for the bundled thousand."
+    ),
+]
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
 
 
@@ -25,9 +30,12 @@ def pick_device(name: str) -> torch.device:
 
 def load_data(root: Path | None, device: torch.device, limit: int | None = None) -> tuple[Images, Images]:
     """Return the training images, or the first ``limit`` of them, and the test images."""
-    train = load_cifar10(root, "train", device)
+    if root == Path("sample"):
+        train, test = load_sample("train", device), load_sample("test", device)
+    else:
+        train, test = load_cifar10(root, "train", device), load_cifar10(root, "test", device)
     if limit is not None:
         if not 1 <= limit <= len(train):
             raise ValueError(f"expected 1 to {len(train)} images, got {limit}")
         train = Images(train.images[:limit], train.labels[:limit])
-    return train, load_cifar10(root, "test", device)
+    return train, test

@@ -232,7 +232,7 @@ class Learner:
             if name.startswith("optimizer."):
                 _, key, parameter = name.split(".", 2)
                 if parameter in parameters:
-                    self.optimizer.state[parameters[parameter]][key] = torch.zeros_like(value)
+                    self.optimizer.state[parameters[parameter]].setdefault(key, torch.zeros_like(value))
 
     @contextmanager
     def _on_stream(self) -> Iterator[None]:

@@ -89,7 +89,7 @@ class Trainer:
         self.files.folder.mkdir(parents=True, exist_ok=True)
         if resume and (self.files.last.exists() or self.files.previous.exists()):
             self._resume()
-        elif self.files.run.exists():
+        elif self.files.run.exists() and not resume:
             raise TrainingError(
                 f"{self.files.folder}: holds a run already; resume it or choose another folder"
             )

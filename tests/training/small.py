@@ -1,0 +1,29 @@
+"""Small runs on real images, for the tests of training."""
+
+from torch.nn import functional as F
+
+from torchpact.data import Images, load_sample
+from torchpact.models.resnet import ResNetConfig
+from torchpact.training import TrainConfig, preset
+
+METHODS = ("plain", "relaxed", "reinforce", "act")
+
+
+def images(split="train", count=64, size=12):
+    """The first images of the bundled sample, shrunk; balanced over classes as far as they go."""
+    data = load_sample(split)
+    small = F.interpolate(data.images[:count].float(), size=(size, size), mode="area")
+    return Images(small.round().byte(), data.labels[:count])
+
+
+def config(method="relaxed", **settings) -> TrainConfig:
+    network = ResNetConfig(units=2, adaptive=method != "plain", image_size=12, **settings.pop("network", {}))
+    defaults = {
+        "iterations": 12,
+        "batch": 8,
+        "log_every": 4,
+        "validate_every": 6,
+        "checkpoint_every": 3,
+        "tau": 0.05,
+    }
+    return preset("smoke", method=method, network=network, **(defaults | settings))

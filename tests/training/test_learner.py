@@ -1,0 +1,144 @@
+import pytest
+import torch
+
+from tests.training.small import METHODS, config, images
+from torchpact.data import augment, standardize
+from torchpact.training import Learner
+from torchpact.training.learner import derived_seed
+
+
+def same(one, two):
+    assert one.keys() == two.keys()
+    return all(torch.equal(value, two[name]) for name, value in one.items())
+
+
+def copy_state(learner):
+    return {name: value.clone() for name, value in learner.state().items()}
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_overfits_64_images(method):
+    lr = {"lr": 0.003} if method == "reinforce" else {"lr": 0.1}
+    learner = Learner(config(method, iterations=200, batch=64, tau=0.001, **lr), images(count=64))
+    for _ in range(170):
+        learner.advance()
+    learner.metrics()
+    for _ in range(30):
+        learner.advance()
+    assert learner.metrics().accuracy > 0.9
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_continuing_from_a_saved_state_is_bit_identical(method):
+    data = images()
+    straight = Learner(config(method), data)
+    for _ in range(5):
+        straight.advance()
+    saved = copy_state(straight)
+    for _ in range(7):
+        straight.advance()
+    continued = Learner(config(method), data)
+    continued.load_state(saved, iteration=5)
+    for _ in range(7):
+        continued.advance()
+    assert same(straight.state(), continued.state())
+
+
+def test_the_global_generator_does_not_matter():
+    data, states = images(), []
+    for disturbance in (0, 17):
+        learner = Learner(config(), data)
+        for _ in range(3):
+            torch.manual_seed(disturbance)
+            torch.rand(disturbance)
+            learner.advance()
+        states.append(copy_state(learner))
+    assert same(*states)
+
+
+def test_seeds_differ():
+    data = images()
+    one, two = (Learner(config(seed=seed), data) for seed in (0, 1))
+    assert not torch.equal(one.model.stem.weight, two.model.stem.weight)
+    assert not torch.equal(one.order.indices(0), two.order.indices(0))
+    assert len({derived_seed(0, "iteration", i) for i in range(10_000)}) == 10_000
+
+
+def test_one_iteration_of_plain_sgd_is_what_the_formulas_say():
+    """Momentum from zero, weight decay on weights of convolutions and linear layers only."""
+    learner = Learner(config("plain"), images())
+    before = {name: p.detach().clone() for name, p in learner.model.named_parameters()}
+    index = learner.order.indices(0)
+    torch.manual_seed(derived_seed(0, "iteration", 0))
+    x = standardize(augment(learner.data.images[index]))
+    logits, _ = learner.model(x)
+    loss = torch.nn.functional.cross_entropy(logits, learner.data.labels[index])
+    gradients = dict(zip(before, torch.autograd.grad(loss, list(learner.model.parameters())), strict=True))
+    # the forward pass above has moved the running statistics; they do not enter training
+    learner.advance()
+    for name, parameter in learner.model.named_parameters():
+        decay = 2e-4 if parameter.dim() > 1 else 0.0
+        expected = before[name] - 0.1 * (gradients[name] + decay * before[name])
+        torch.testing.assert_close(parameter.detach(), expected)
+
+
+def test_the_learning_rate_follows_the_schedule():
+    learner = Learner(config("plain", iterations=10, milestones=(0.2, 0.5)), images())
+    seen = []
+    for _ in range(7):
+        learner.advance()
+        seen.append(learner.optimizer.param_groups[0]["lr"])
+    assert seen == pytest.approx([0.1, 0.1, 0.01, 0.01, 0.01, 0.001, 0.001])
+
+
+def test_the_learning_rate_is_right_after_continuing():
+    settings = {"iterations": 10, "milestones": (0.2, 0.5)}
+    first = Learner(config("plain", **settings), images())
+    for _ in range(4):
+        first.advance()
+    second = Learner(config("plain", **settings), images())
+    second.load_state(copy_state(first), iteration=4)
+    second.advance()
+    assert second.optimizer.param_groups[0]["lr"] == pytest.approx(0.01)
+
+
+def test_metrics_are_means_since_the_last_reading():
+    learner = Learner(config(), images())
+    for _ in range(3):
+        learner.advance()
+    first = learner.metrics()
+    assert first.iterations == 3
+    assert len(first.expected_steps) == 3
+    assert all(1 <= steps <= 2 for steps in first.expected_steps)
+    assert first.loss == pytest.approx(first.nll + 0.05 * sum(first.expected_steps), rel=1e-5)
+    learner.advance()
+    assert learner.metrics().iterations == 1
+
+
+def test_bf16_trains_and_keeps_weights_in_single_precision():
+    learner = Learner(config(precision="bf16"), images())
+    learner.advance()
+    assert all(p.dtype == torch.float32 for p in learner.model.parameters())
+    assert learner.metrics().loss > 0
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda s: s.pop("model.stem.weight"), "expected the tensors of this run, got 1 others or missing"),
+        (lambda s: s.update(extra=torch.zeros(1)), "others or missing, as extra"),
+        (
+            lambda s: s.update({"model.stem.weight": torch.zeros(1)}),
+            r"expected model.stem.weight as \(16, 3, 3, 3\)",
+        ),
+    ],
+)
+def test_a_state_of_another_run_is_refused_and_changes_nothing(damage, message):
+    learner = Learner(config(), images())
+    learner.advance()
+    before, state = copy_state(learner), copy_state(learner)
+    state["model.classifier.bias"] += 1
+    damage(state)
+    with pytest.raises(ValueError, match=message):
+        learner.load_state(state, 1)
+    assert same(before, learner.state())

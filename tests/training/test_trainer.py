@@ -1,0 +1,246 @@
+import errno
+import json
+import multiprocessing
+import os
+import random
+import signal
+
+import pytest
+import torch
+
+import torchpact as tp
+from tests.training.small import METHODS, config, images
+from torchpact.data import standardize
+from torchpact.models.resnet import ResNetConfig
+from torchpact.training import Trainer, TrainingError, evaluate, load_checkpoint, load_model, train_together
+
+TEST = images("test", 40)
+
+
+def trainer(folder, settings=None, **options):
+    return Trainer(settings or config(), folder, images(), TEST, **options)
+
+
+def tensors(folder, name="last"):
+    return load_checkpoint(folder / f"{name}.safetensors").tensors
+
+
+def assert_same(one, two):
+    assert one.keys() == two.keys()
+    assert [name for name in one if not torch.equal(one[name], two[name])] == []
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_run_leaves_its_files(tmp_path, method):
+    results = trainer(tmp_path, config(method)).run()
+    record = json.loads((tmp_path / "run.json").read_text())
+    assert record["status"] == "finished"
+    assert record["results"] == results
+    assert record["config"] == json.loads(json.dumps(config(method).to_dict()))
+    events = [json.loads(line) for line in (tmp_path / "history.jsonl").read_text().splitlines()]
+    assert [(e["kind"], e["iteration"]) for e in events] == [
+        ("train", 4),
+        ("validate", 6),
+        ("train", 8),
+        ("train", 12),
+        ("validate", 12),
+    ]
+    assert {p.name for p in tmp_path.iterdir()} == {
+        "run.json",
+        "history.jsonl",
+        "last.safetensors",
+        "previous.safetensors",
+        "best.safetensors",
+    }
+    # what the checkpoint holds is what was validated last
+    model, _ = load_model(tmp_path / "last.safetensors")
+    mode = "thresholded" if method != "plain" else "plain"
+    again = evaluate(model, TEST, None if method == "plain" else mode)
+    assert again.accuracy == results[mode]["accuracy"]
+    assert again.flops == results[mode]["flops"]
+
+
+def test_resuming_gives_the_same_weights_and_history(tmp_path):
+    trainer(tmp_path / "straight").run()
+    first = trainer(tmp_path / "broken")
+    first.burst()  # iteration 3: a checkpoint
+    first.burst()  # iteration 4: logged, but not saved
+    second = trainer(tmp_path / "broken", resume=True)
+    assert second.learner.iteration == 3
+    second.run()
+    assert_same(tensors(tmp_path / "straight"), tensors(tmp_path / "broken"))
+    assert_same(tensors(tmp_path / "straight", "best"), tensors(tmp_path / "broken", "best"))
+    kept = [json.loads(line) for line in (tmp_path / "broken" / "history.jsonl").read_text().splitlines()]
+    assert [(e["kind"], e["iteration"]) for e in kept] == [
+        ("train", 4),
+        ("validate", 6),
+        ("train", 8),
+        ("train", 12),
+        ("validate", 12),
+    ]
+
+
+LONGER = config(iterations=45, log_every=10, validate_every=20)
+
+
+def _train_in_child(folder):
+    torch.set_num_threads(1)
+    trainer(folder, LONGER, resume=True).run()
+
+
+def test_killed_at_twenty_random_points_a_run_ends_with_identical_weights(tmp_path):
+    trainer(tmp_path / "straight", LONGER).run()
+    generator = random.Random(0)
+    context = multiprocessing.get_context("fork")
+    kills, finished, folder = 0, 0, tmp_path / "killed0"
+    while kills < 20 or finished == 0:
+        child = context.Process(target=_train_in_child, args=(folder,))
+        child.start()
+        child.join(generator.uniform(0.02, 0.5) if kills < 20 else None)
+        if child.is_alive():
+            assert child.pid is not None
+            os.kill(child.pid, signal.SIGKILL)
+            child.join()
+            kills += 1
+            continue
+        assert child.exitcode == 0
+        assert_same(tensors(tmp_path / "straight"), tensors(folder))
+        finished += 1
+        folder = tmp_path / f"killed{finished}"
+
+
+def test_a_run_stopped_before_its_first_checkpoint_starts_again(tmp_path):
+    trainer(tmp_path / "straight").run()
+    trainer(tmp_path / "stopped")
+    second = trainer(tmp_path / "stopped", resume=True)
+    assert second.learner.iteration == 0
+    second.run()
+    assert_same(tensors(tmp_path / "straight"), tensors(tmp_path / "stopped"))
+
+
+def test_a_damaged_checkpoint_is_told_and_the_one_before_used(tmp_path):
+    trainer(tmp_path / "straight").run()
+    first = trainer(tmp_path / "damaged")
+    while first.learner.iteration < 9:
+        first.burst()
+    last = tmp_path / "damaged" / "last.safetensors"
+    data = bytearray(last.read_bytes())
+    data[-5] ^= 8
+    last.write_bytes(data)
+    second = trainer(tmp_path / "damaged", resume=True)
+    assert second.learner.iteration == 6
+    assert len(second.notes) == 1
+    assert "went back to the checkpoint before" in second.notes[0]
+    second.run()
+    assert_same(tensors(tmp_path / "straight"), tensors(tmp_path / "damaged"))
+
+
+def test_an_exploding_loss_stops_and_keeps_the_last_good_checkpoint(tmp_path):
+    run = trainer(tmp_path)
+    while run.learner.iteration < 3:
+        run.burst()
+    before = (tmp_path / "last.safetensors").read_bytes()
+    with torch.no_grad():
+        run.learner.model.classifier.weight.fill_(float("nan"))
+    with pytest.raises(
+        TrainingError, match="loss is nan at iteration 4; the last good checkpoint is"
+    ) as error:
+        run.run()
+    assert "\n" not in str(error.value)
+    assert (tmp_path / "last.safetensors").read_bytes() == before
+
+
+def test_weights_that_are_not_finite_are_not_saved(tmp_path):
+    run = trainer(tmp_path, config(log_every=100, checkpoint_every=2))
+    with torch.no_grad():
+        run.learner.model.classifier.bias.fill_(float("inf"))
+    with pytest.raises(TrainingError, match="is not finite at iteration 2; not saved"):
+        run.run()
+    assert not (tmp_path / "last.safetensors").exists()
+
+
+def test_a_full_disk_stops_with_the_last_checkpoint_in_place(tmp_path, monkeypatch):
+    run = trainer(tmp_path)
+    while run.learner.iteration < 3:
+        run.burst()
+
+    def full(descriptor):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space left"):
+        run.run()
+    monkeypatch.undo()
+    assert trainer(tmp_path, resume=True).learner.iteration == 3
+
+
+def test_a_folder_that_cannot_be_made_is_told(tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(OSError, match="file"):
+        trainer(tmp_path / "file" / "run")
+
+
+def test_a_finished_run_is_not_overwritten(tmp_path):
+    trainer(tmp_path).run()
+    with pytest.raises(TrainingError, match="holds a run already; resume it or choose another folder"):
+        trainer(tmp_path)
+    again = trainer(tmp_path, resume=True)
+    assert again.done
+    assert again.run() == json.loads((tmp_path / "run.json").read_text())["results"]
+
+
+def test_another_configuration_cannot_resume(tmp_path):
+    trainer(tmp_path).run()
+    with pytest.raises(TrainingError, match="its checkpoint is of another configuration"):
+        trainer(tmp_path, config(tau=0.7), resume=True)
+
+
+def test_trained_together_each_is_as_if_alone(tmp_path):
+    settings = [config(), config("act", seed=1), config("plain", iterations=7)]
+    for number, each in enumerate(settings):
+        trainer(tmp_path / f"alone{number}", each).run()
+    train_together([trainer(tmp_path / f"together{n}", each) for n, each in enumerate(settings)])
+    for number in range(3):
+        assert_same(tensors(tmp_path / f"alone{number}"), tensors(tmp_path / f"together{number}"))
+
+
+def test_a_warm_start_takes_all_but_the_heads(tmp_path):
+    trainer(tmp_path / "plain", config("plain")).run()
+    warm = trainer(tmp_path / "warm", initial=tmp_path / "plain" / "last.safetensors")
+    plain, _ = load_model(tmp_path / "plain" / "last.safetensors")
+    state = warm.learner.model.state_dict()
+    for name, value in plain.state_dict().items():
+        assert torch.equal(state[name], value)
+    assert warm.learner.iteration == 0
+    assert json.loads((tmp_path / "warm" / "run.json").read_text())["warm_start"].endswith("last.safetensors")
+
+
+@pytest.mark.parametrize("mode", ["relaxed", "discrete", "thresholded", "act"])
+def test_evaluation_equals_one_pass_over_everything(mode):
+    model = tp.models.build(ResNetConfig(units=2, image_size=12))
+    for block in model.blocks:
+        for head in block.halting:  # type: ignore[union-attr]
+            torch.nn.init.zeros_(head.conv.weight)
+            torch.nn.init.zeros_(head.linear.weight)
+            torch.nn.init.constant_(head.linear.bias, 60.0)
+    measured = evaluate(model, TEST, mode, batch=7)
+    x = standardize(TEST.images)
+    model.eval()
+    with tp.use_mode(model, mode), torch.no_grad():
+        logits, _ = model(x)
+    assert measured.accuracy == (logits.argmax(1) == TEST.labels).double().mean().item()
+    assert measured.nll == pytest.approx(
+        torch.nn.functional.cross_entropy(logits, TEST.labels).item(), rel=1e-5
+    )
+    assert measured.steps == pytest.approx([1.0, 1.0, 1.0])
+    with tp.use_mode(model, mode):
+        assert measured.flops == tp.count_flops(model, x).mean.item()
+    assert measured.cost == pytest.approx([2.0 if mode == "act" else 1.0] * 3)
+    assert measured.objective(0.1) == pytest.approx(measured.nll + (0.6 if mode == "act" else 0.3))
+
+
+def test_evaluation_leaves_mode_and_training_flag_alone():
+    model = tp.models.build(ResNetConfig(units=2, image_size=12), mode="act").train()
+    evaluate(model, TEST, "thresholded")
+    assert model.training
+    assert all(block.mode == tp.ACT() for block in model.blocks)
