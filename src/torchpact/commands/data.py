@@ -28,7 +28,8 @@ def cifar10(
 
     [dim]Example: torchpact data cifar10 --from cifar-10-binary.tar.gz[/dim]
     """
-    with Progress(console=Console(stderr=True), transient=True) as bar:
+    console = Console(stderr=True)
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
         tasks: dict[str, object] = {}
 
         def progress(description: str, done: int, total: int | None) -> None:

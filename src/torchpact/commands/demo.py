@@ -29,7 +29,8 @@ def demo(
     torch.manual_seed(check_count("seed", seed, minimum=0))
     block = toy.make_block()
     columns = (TextColumn("training"), BarColumn(), TextColumn("{task.fields[shown]}"), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task("", total=iterations, shown="")
         toy.train(
             block,

@@ -1,0 +1,133 @@
+"""The commands that train and evaluate, on the bundled sample."""
+
+import json
+import sys
+
+import pytest
+
+from torchpact import cli
+
+
+@pytest.fixture
+def run(monkeypatch, capsys):
+    def call(*arguments):
+        monkeypatch.setattr(sys, "argv", ["torchpact", *map(str, arguments)])
+        with pytest.raises(SystemExit) as exit_:
+            cli.main()
+        captured = capsys.readouterr()
+        return exit_.value.code or 0, captured.out, captured.err
+
+    return call
+
+
+SMALL = (
+    "--network",
+    2,
+    "--preset",
+    "smoke",
+    "--iterations",
+    2,
+    "--batch",
+    8,
+    "--images",
+    16,
+    "--data",
+    "sample",
+)
+
+
+def test_train_warm_start_and_evaluate_work_together(run, tmp_path):
+    code, _, _ = run("train", tmp_path / "plain", "--method", "plain", *SMALL)
+    assert code == 0
+    start = tmp_path / "plain" / "last.safetensors"
+    code, out, _ = run("train", tmp_path / "psact", *SMALL, "--warm-start", start, "--group", 4, "--json")
+    assert code == 0
+    trained = json.loads(out)[str(tmp_path / "psact")]
+    assert set(trained) == {"relaxed", "discrete", "thresholded"}
+    code, out, _ = run(
+        "evaluate",
+        tmp_path / "psact" / "last.safetensors",
+        "--data",
+        "sample",
+        "--mode",
+        "thresholded",
+        "--json",
+    )
+    assert code == 0
+    assert json.loads(out)["thresholded"] == trained["thresholded"]
+
+
+def test_several_taus_and_seeds_make_a_sweep(run, tmp_path):
+    sweep = ("--tau", 0.1, "--tau", 0.2, "--seed", 0, "--seed", 5)
+    code, out, _ = run("train", tmp_path, "--method", "act", *SMALL, *sweep)
+    assert code == 0
+    names = {f"act-tau{tau}-seed{seed}" for tau in (0.1, 0.2) for seed in (0, 5)}
+    assert {folder.name for folder in tmp_path.iterdir()} == names
+    assert all(name in out for name in names)
+    assert all(
+        json.loads((tmp_path / name / "run.json").read_text())["status"] == "finished" for name in names
+    )
+
+
+def test_evaluate_prints_a_table_for_people(run, tmp_path):
+    run("train", tmp_path / "plain", "--method", "plain", *SMALL)
+    code, out, _ = run("evaluate", tmp_path / "plain" / "last.safetensors", "--data", "sample")
+    assert code == 0
+    assert "accuracy" in out
+    assert "52.8 ± 0.0" in out
+
+
+def test_resume_of_a_finished_run_shows_its_results(run, tmp_path):
+    first = run("train", tmp_path / "a", "--method", "plain", *SMALL)
+    again = run("train", tmp_path / "a", "--method", "plain", *SMALL, "--resume")
+    assert again[:2] == first[:2]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            ("train", "{}", "--network", "vgg", "--data", "sample"),
+            "expected a network among resnet32, resnet110",
+        ),
+        (("train", "{}", "--method", "sarsa", "--data", "sample"), "expected method to be one of plain"),
+        (
+            ("train", "{}", "--preset", "quick", "--data", "sample"),
+            "expected a preset among paper, fast, smoke",
+        ),
+        (("train", "{}", "--tau", "-1", "--data", "sample"), "expected tau in [0, inf), got -1.0"),
+        (
+            ("train", "{}", "--batch", "0", "--data", "sample"),
+            "expected batch to be an integer of at least 1",
+        ),
+        (("train", "{}", "--batch", "501", "--data", "sample"), "expected a batch of at most 500 examples"),
+        (("train", "{}", "--group", "3", "--data", "sample"), "expected a group that divides the maps"),
+        (("train", "{}", "--images", "0", "--data", "sample"), "expected 1 to 500 images, got 0"),
+        (("train", "{}", "--data", "nowhere"), "to fetch CIFAR-10: torchpact data cifar10 --root nowhere"),
+        (("train", "{}", "--device", "tpu", "--data", "sample"), "expected a device of auto, cpu or cuda"),
+        (("train", "{}", "--warm-start", "none", "--data", "sample"), "none: no such checkpoint"),
+        (("evaluate", "{}/missing.safetensors", "--data", "sample"), "no such checkpoint"),
+        (("data", "cifar10", "--from", "{}/nothing", "--root", "{}/root"), "nothing"),
+    ],
+)
+def test_mistakes_are_told_in_one_line(run, tmp_path, arguments, message):
+    code, out, err = run(*(part.format(tmp_path) for part in arguments))
+    assert code == 2
+    assert out == ""
+    assert message in err
+    assert err.startswith("torchpact: ")
+    assert err.count("\n") == 1
+
+
+def test_a_checkpoint_evaluated_in_an_unknown_mode_is_told(run, tmp_path):
+    run("train", tmp_path / "a", *SMALL)
+    code, _, err = run("evaluate", tmp_path / "a" / "last.safetensors", "--data", "sample", "--mode", "eager")
+    assert code == 2
+    assert "got 'eager'" in err
+
+
+@pytest.mark.parametrize("command", [("demo",), ("train",), ("evaluate",), ("data", "cifar10")])
+def test_every_command_has_help_with_an_example(run, command):
+    code, out, _ = run(*command, "--help")
+    assert code == 0
+    assert f"Example: torchpact {' '.join(command)}" in out
