@@ -1,6 +1,5 @@
 """What every docstring example may use without importing it."""
 
-import os
 from typing import Any
 
 import pytest
@@ -14,8 +13,8 @@ import torchpact as tp
 settings.register_profile("torchpact", deadline=None)
 settings.load_profile("torchpact")
 
-if "PYTEST_XDIST_WORKER" in os.environ:  # the workers share the cores already
-    torch.set_num_threads(1)
+# the workers share the cores already, and small tensors are slower on two
+torch.set_num_threads(1)
 
 
 @pytest.fixture(autouse=True)

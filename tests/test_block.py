@@ -2,6 +2,7 @@ import copy
 import math
 import shutil
 import weakref
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import torchpact as tp
-from tests.problems import Stack
+from tests.problems import Stack, assert_mean_is
 
 MODES = [tp.Relaxed(), tp.Discrete(), tp.Thresholded(), tp.ACT()]
 HARD = [tp.Discrete(), tp.Thresholded()]
@@ -107,21 +108,106 @@ def test_output_and_gradients_equal_the_algorithms_by_hand(mode, make):
         torch.testing.assert_close(got, wanted)
 
 
-@pytest.mark.parametrize("mode", [*HARD, tp.ACT()], ids=str)
-@pytest.mark.parametrize("make", [vector_block, pixel_block])
+def plain_pixels_with_mixing_heads():
+    """Steps for each pixel alone, but heads that look at neighbours."""
+    steps = [nn.Sequential(nn.Conv2d(3, 3, 1), nn.Tanh()) for _ in range(5)]
+    return tp.AdaptiveBlock(steps, [PixelHead(3) for _ in range(4)])
+
+
+def plain_convolutions():
+    return tp.AdaptiveBlock([nn.Conv2d(3, 3, 3, padding=1) for _ in range(5)], PixelHead(3))
+
+
+def plain_and_gated_steps():
+    steps = [nn.Conv2d(3, 3, 1), tp.Residual(nn.Conv2d(3, 3, 3, padding=1))]
+    steps += [nn.Sequential(nn.Conv2d(3, 3, 1), nn.Tanh()), tp.Residual(nn.Conv2d(3, 3, 3, padding=1))]
+    return tp.AdaptiveBlock(steps, nn.Conv2d(3, 1, 1))
+
+
+PIXELS = [pixel_block, plain_pixels_with_mixing_heads, plain_convolutions, plain_and_gated_steps]
+
+
+@pytest.mark.parametrize("mode", MODES, ids=str)
+@pytest.mark.parametrize("make", [vector_block, *PIXELS])
 def test_inference_gives_the_output_and_steps_of_training(mode, make):
+    torch.manual_seed(1)
     block = make().double()
-    u = torch.randn(6, 3, dtype=torch.double) if make is vector_block else torch.randn(2, 3, 4, 4).double()
+    u = torch.randn(6, 3, dtype=torch.double)
+    if make in PIXELS:
+        u = torch.randn(4, 3, 6, 6, dtype=torch.double)
     trained, learning = run_seeded(block, u, mode)
     with torch.no_grad():
         output, ponder = run_seeded(block, u, mode)
     torch.testing.assert_close(output, trained)
     assert torch.equal(ponder.steps, learning.steps)
-    if isinstance(mode, tp.ACT):
+    if not mode.hard:
         torch.testing.assert_close(ponder.cost, learning.cost)
+    else:
+        assert torch.equal(ponder.cost, ponder.steps.double())
+    if isinstance(mode, tp.Relaxed):
+        torch.testing.assert_close(ponder.probs, learning.probs)
+        torch.testing.assert_close(ponder.expected_steps, learning.expected_steps)
+        return
     ran = ponder.active[:-1]
     assert (ponder.probs[:-1][~ran] == 1).all()
     torch.testing.assert_close(ponder.probs[:-1][ran], learning.probs[:-1][ran])
+
+
+@pytest.mark.parametrize("grad", [True, False])
+@pytest.mark.parametrize("mode", MODES, ids=str)
+def test_a_step_that_writes_into_its_input_is_refused(mode, grad):
+    block = tp.AdaptiveBlock(lambda u: u.add_(1), lambda u: u[:, :1] - 2, max_steps=5, mode=mode)
+    with torch.set_grad_enabled(grad), pytest.raises(ValueError, match="step 2 changed its input in place"):
+        block(torch.zeros(3, 1))
+
+
+def test_inference_mode_works_and_equals_no_grad():
+    block = vector_block()
+    u = torch.randn(4, 3)
+    for mode in (tp.Thresholded(), tp.ACT()):
+        with torch.no_grad():
+            expected, _ = block(u, mode=mode)
+        with torch.inference_mode():
+            output, _ = block(u, mode=mode)
+        torch.testing.assert_close(output, expected)
+
+
+def test_expected_steps_of_gated_steps_are_those_given_the_masks_drawn():
+    """Eq. 24 with eq. 28: after halting at z the state is frozen, and so h is that of uᶻ."""
+    torch.manual_seed(0)
+    functions = [nn.Sequential(nn.Linear(2, 2), nn.Tanh()).double() for _ in range(3)]
+    heads = [nn.Linear(2, 1).double() for _ in range(2)]
+    block = tp.AdaptiveBlock([tp.Residual(f) for f in functions], heads, mode="discrete")
+    u = torch.tensor([0.7, -0.3], dtype=torch.double)
+    output, ponder = block(u.expand(100_000, 2))
+    states = [u]
+    for function in functions:
+        states.append(states[-1] + function(states[-1]))
+    h1 = heads[0](states[1]).sigmoid()
+    running, frozen = heads[1](states[2]).sigmoid(), heads[1](states[1]).sigmoid()
+    exact = {1: h1, 2: (1 - h1) * running, 3: (1 - h1) * (1 - running)}
+    for z, probability in exact.items():
+        here = ponder.steps.flatten() == z
+        assert_mean_is(here.double(), probability.detach().squeeze())
+        torch.testing.assert_close(output[here], states[z].expand(int(here.sum()), 2))
+        h2 = frozen if z == 1 else running
+        expected = 1 + (1 - h1) + (1 - h1) * (1 - h2)
+        torch.testing.assert_close(ponder.expected_steps[here], expected.expand(int(here.sum()), 1))
+
+
+def test_relaxed_steps_count_where_the_clipped_mask_is_open():
+    block = vector_block(max_steps=5)
+    with torch.no_grad():
+        _, ponder = run_seeded(block, torch.randn(200, 3), tp.Relaxed(temperature=0.3, clip=0.2))
+        _, weights, _ = reference(block, torch.randn(200, 3), tp.Relaxed(temperature=0.3, clip=0.2))
+    assert ponder.steps.min() < 5
+    torch.manual_seed(4)
+    u = torch.randn(200, 3)
+    mode = tp.Relaxed(temperature=0.3, clip=0.2)
+    _, ponder = run_seeded(block, u, mode)
+    _, weights, _ = reference(block, u, mode)
+    left = 1 - weights.cumsum(0)[:-1]
+    assert torch.equal(ponder.steps, 1 + (left > 0.2).sum(0))
 
 
 @pytest.mark.parametrize("mode", [tp.Thresholded(), tp.Discrete(), tp.ACT()], ids=str)
@@ -150,7 +236,9 @@ def test_loop_stops_as_soon_as_nothing_is_active(mode):
 
 
 class LiveStates(TorchDispatchMode):
-    """Counts the tensors of a given shape that are alive at once."""
+    """Counts the tensors of a given shape that are alive at once, while it is on."""
+
+    on = False
 
     def __init__(self, shape):
         super().__init__()
@@ -160,12 +248,20 @@ class LiveStates(TorchDispatchMode):
         result = func(*args, **(kwargs or {}))
         if isinstance(result, torch.Tensor) and result.shape == self.shape and result.is_floating_point():
             self.born.append(weakref.ref(result))
-            self.peak = max(self.peak, sum(ref() is not None for ref in self.born))
+            if LiveStates.on:
+                self.peak = max(self.peak, sum(ref() is not None for ref in self.born))
         return result
 
 
 def test_hard_modes_need_less_memory_in_inference_than_act():
-    block = tp.AdaptiveBlock(lambda u: u * 1.01, lambda u: u[:, :1] - 50, max_steps=20)
+    def step(u):
+        counting.on = True
+        result = u * 1.01
+        counting.on = False
+        return result
+
+    counting = LiveStates
+    block = tp.AdaptiveBlock(step, lambda u: u[:, :1] - 50, max_steps=20)
     u = torch.ones(3, 2)
 
     def peak(mode):
@@ -173,9 +269,9 @@ def test_hard_modes_need_less_memory_in_inference_than_act():
             block(u, mode=mode)
         return states.peak
 
-    # before a step, after it, and with the halted positions frozen; ACT keeps its sum besides
-    assert peak(tp.Thresholded()) == peak(tp.Discrete()) == 3
-    assert peak(tp.ACT()) == 4
+    # inside a step: what it was given and what it makes; ACT holds its sum besides
+    assert peak(tp.Thresholded()) == peak(tp.Discrete()) == 2
+    assert peak(tp.ACT()) == 3
 
 
 def test_halted_positions_are_frozen_in_hard_modes():
@@ -464,6 +560,67 @@ def test_use_mode_on_a_network_without_blocks_does_nothing():
         pass
 
 
+def test_use_mode_can_be_entered_again():
+    model = Stack()
+    switch = tp.use_mode(model, "act")
+    for _ in range(2):
+        with switch:
+            assert model.blocks[0].mode == tp.ACT()
+        assert model.blocks[0].mode == tp.Relaxed()
+
+
+def test_gated_steps_get_the_context_and_a_gate_of_the_states_type():
+    seen = []
+
+    class Step(nn.Module):
+        gated = True
+
+        def forward(self, u, x, gate=None):
+            seen.append((x, None if gate is None else gate.dtype))
+            return u + (x if gate is None else x * gate)
+
+    block = tp.AdaptiveBlock(Step(), lambda u: u[:, :1].float(), max_steps=3)
+    x = torch.ones(2, 4, dtype=torch.bfloat16)
+    output, _ = block(torch.zeros(2, 4, dtype=torch.bfloat16), x)
+    assert [dtype for _, dtype in seen] == [None, torch.bfloat16, torch.bfloat16]
+    assert all(context is x for context, _ in seen)
+    assert output.dtype == torch.bfloat16
+
+
+def test_a_plain_function_can_be_gated_too():
+    def step(u, gate=None):
+        return u + (1 if gate is None else gate)
+
+    step.gated = True  # type: ignore[attr-defined]
+    block = tp.AdaptiveBlock(step, lambda u: torch.full((len(u), 1), 50.0), max_steps=4, mode="discrete")
+    assert torch.equal(block(torch.zeros(2, 3))[0], torch.ones(2, 3))
+
+
+def test_a_first_step_without_gate_does_not_make_a_block_of_gated_steps_run_on():
+    first = nn.Conv2d(3, 3, 1)
+    rest = [tp.Residual(nn.Conv2d(3, 3, 3, padding=1)) for _ in range(3)]
+    block = tp.AdaptiveBlock([first, *rest], lambda u: torch.full((len(u), 1, 4, 4), 50.0), mode="discrete")
+    u = torch.randn(1, 3, 4, 4)
+    output, _ = block(u)
+    assert torch.equal(output, first(u))
+
+
+def test_named_tuples_stay_named():
+    class State(NamedTuple):
+        h: torch.Tensor
+        c: torch.Tensor
+
+    block = tp.AdaptiveBlock(
+        lambda s: State(s.h + 1, s.c * 2), lambda s: s.h[:, :1] - 2, max_steps=4, mode="thresholded"
+    )
+    for grad in (True, False):
+        with torch.set_grad_enabled(grad):
+            output, _ = block(State(torch.zeros(2, 3), torch.ones(2, 3)))
+        assert isinstance(output, State)
+        assert torch.equal(output.h, torch.full((2, 3), 3.0))
+        assert torch.equal(output.c, torch.full((2, 3), 8.0))
+
+
 def test_blocks_copy_and_load():
     block = vector_block(mode=tp.Discrete(torch.Generator().manual_seed(0)))
     other = vector_block()
@@ -502,6 +659,16 @@ STEP, HEAD = nn.Linear(3, 3), nn.Linear(3, 1)
         (
             lambda: tp.AdaptiveBlock(STEP, lambda u: u[:, 0], max_steps=2)(torch.randn(3, 3)),
             r"halting head 1 gave \(3,\), expected .* \(3, 3\) without adding dimensions, such as \(3, 1\)",
+        ),
+        (
+            lambda: tp.AdaptiveBlock([STEP] * 3, [HEAD, lambda u: u[:1, :1]])(torch.randn(2, 3)),
+            r"halting head 2 gave \(1, 1\), expected the first's \(2, 1\)",
+        ),
+        (
+            lambda: tp.AdaptiveBlock(lambda s: s, lambda s: s[0], max_steps=2)(
+                (torch.zeros(2, 3), torch.zeros(2, 1))
+            ),
+            r"halting head 1 gave \(2, 3\), expected logits that broadcast to the state's \(2, 1\)",
         ),
         (
             lambda: tp.AdaptiveBlock(STEP, nn.Linear(3, 2), max_steps=2)(torch.randn(2, 3)),

@@ -214,6 +214,21 @@ def test_a_list_is_refused_by_type():
         tp.expected_steps([0.5, 0.5])  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_act_halts_at_a_tie_as_the_algorithm_says(dtype):
+    """c = 0.99 is not below 1 − ε, so the position halts."""
+    assert tp.act_halting(torch.tensor([0.99, 0.0, 0.0], dtype=dtype)).steps.item() == 1
+    assert tp.act_halting(torch.tensor([0.49, 0.5, 0.0], dtype=dtype)).steps.item() == 2
+
+
+def test_functions_compile_as_one_graph():
+    torch._dynamo.reset()
+    h = torch.rand(4, 3)
+    for function in (tp.stick_breaking, tp.expected_steps, tp.log_stick_breaking, tp.act_halting):
+        compiled = torch.compile(function, fullgraph=True, backend="aot_eager")(h)
+        torch.testing.assert_close(compiled, function(h))
+
+
 def test_functions_run_under_vmap_and_grad():
     h = torch.rand(7, 4, dtype=torch.double)
     batched = torch.func.vmap(tp.expected_steps)(h)

@@ -61,6 +61,10 @@ def test_an_empty_batch_costs_nothing_and_has_gradient_zero():
     ):
         assert loss.item() == 0
     loss.backward()
+    baseline = tp.EMABaseline()
+    baseline(torch.empty(0))
+    assert baseline(torch.ones(2)).item() == 0, "nothing was seen, so nothing is remembered"
+    assert baseline(torch.ones(2)).item() == 1
     assert all(p.grad is not None and not p.grad.any() for p in block.parameters())
 
 
@@ -83,6 +87,24 @@ def test_baseline_is_the_debiased_moving_average_of_earlier_rewards():
         weights = [0.9 ** (t - 1 - i) for i in range(t)]
         expected = sum(w * rewards[i].mean().item() for i, w in enumerate(weights)) / (sum(weights) or 1)
         assert baseline(reward).item() == pytest.approx(expected, rel=1e-4, abs=1e-6)
+
+
+def test_one_bad_batch_is_not_remembered():
+    baseline = tp.EMABaseline()
+    baseline(torch.ones(3))
+    baseline(torch.tensor([float("nan"), 1.0]))
+    baseline(torch.tensor([float("inf"), 1.0]))
+    assert baseline(torch.ones(3)).item() == pytest.approx(1)
+
+
+def test_a_learned_baseline_gets_no_gradient():
+    net = nn.Linear(1, 1)
+    nll = torch.rand(3, requires_grad=True)
+    ponder = ponder_of(torch.rand(3, 1), torch.rand(3, 1).requires_grad_())
+    tp.reinforce_loss(nll, ponder, 0.1, lambda reward: net(reward.unsqueeze(1)).squeeze(1)).backward()
+    assert net.weight.grad is None
+    with pytest.raises(ValueError, match=r"expected a baseline of shape \(\) or \(3,\), got \(3, 1\)"):
+        tp.reinforce_loss(nll, ponder, 0.1, lambda reward: net(reward.unsqueeze(1)))
 
 
 def test_baseline_does_not_learn_in_evaluation():
@@ -113,7 +135,12 @@ NLL, PONDER = torch.rand(3), ponder_of(torch.rand(3, 1))
         (lambda: tp.map_loss(NLL, PONDER, tau=-0.1), r"expected tau in \[0, inf\), got -0.1"),
         (lambda: tp.map_loss(NLL, PONDER, tau=math.nan), "expected tau in .* got nan"),
         (lambda: tp.map_loss(NLL, [PONDER] * 2, tau=[0.1, -1.0]), "got -1.0"),
-        (lambda: tp.map_loss(NLL, [PONDER], tau=torch.tensor([-0.5])), r"expected tau >= 0, got \[-0.5\]"),
+        (
+            lambda: tp.map_loss(NLL, [PONDER], tau=torch.tensor([-0.5])),
+            r"expected tau in \[0, inf\), got \[-0.5\]",
+        ),
+        (lambda: tp.map_loss(NLL, [PONDER], tau=torch.tensor([math.inf])), r"expected tau in \[0, inf\)"),
+        (lambda: tp.map_loss(NLL, [PONDER], tau=torch.ones(1, 1)), r"one per block; got shape \(1, 1\)"),
         (lambda: tp.map_loss(NLL, [PONDER] * 3, tau=[0.1, 0.2]), "expected one tau, or 3 .* blocks; got 2"),
         (lambda: tp.map_loss(NLL.mean(), PONDER, tau=0.1), r"expected one nll per example.*got shape \(\)"),
         (

@@ -67,6 +67,10 @@ def test_expand_shares_storage_and_keeps_the_density():
     z = torch.tensor(2.0)
     torch.testing.assert_close(wide.log_prob(z), prior.log_prob(z).expand(2, 5))
     assert wide.sample((7,)).shape == (7, 2, 5)
+    assert wide.sample().dtype == prior.tau.dtype
+    checked = tp.TruncatedGeometric(torch.tensor([0.1]), 3, validate_args=True).expand((4,))
+    with pytest.raises(ValueError, match="within the support"):
+        checked.log_prob(torch.tensor(0.0))
     assert wide.enumerate_support().shape == (3, 2, 5)
     assert wide.enumerate_support(expand=False).shape == (3, 1, 1)
     assert wide.mean.shape == wide.variance.shape == wide.entropy().shape == (2, 5)

@@ -76,6 +76,14 @@ def test_noise_is_finite_and_standard_logistic(dtype):
     assert_mean_is(noise**2, torch.tensor(math.pi**2 / 3, dtype=torch.double))
 
 
+def test_noise_is_finite_at_the_ends_of_the_unit_interval(monkeypatch):
+    for end in (0.0, 1.0):
+        monkeypatch.setattr(torch, "rand_like", lambda x, end=end: torch.full_like(x, end))
+        noise = logistic_noise(torch.empty(3))
+        assert noise.isfinite().all()
+        assert noise.abs().min() > 15, "the tails reach as far as single precision lets them"
+
+
 def test_infinite_logits_give_certain_samples_and_no_nan_gradient():
     logits = torch.tensor([-math.inf, -50.0, 50.0, math.inf], requires_grad=True)
     sample, rest = relaxed_bernoulli(logits, logistic_noise(logits), 2 / 3)

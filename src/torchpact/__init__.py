@@ -9,6 +9,7 @@ In general       svo: stochastic variational optimization of any f(z)
 """
 
 from torchpact import models, svo
+from torchpact.baseline import EMABaseline
 from torchpact.block import AdaptiveBlock, Ponder, Residual, use_mode
 from torchpact.flops import count_flops
 from torchpact.halting import (
@@ -19,7 +20,7 @@ from torchpact.halting import (
     stick_breaking,
 )
 from torchpact.modes import ACT, Discrete, Relaxed, Thresholded
-from torchpact.objective import EMABaseline, map_loss, reinforce_loss
+from torchpact.objective import map_loss, reinforce_loss
 from torchpact.priors import TruncatedGeometric
 
 __version__ = "0.1.0"

@@ -1,7 +1,7 @@
 """Checks of what users hand in, made once at the public entry points; inner code trusts its inputs."""
 
 import math
-from numbers import Real
+from numbers import Integral, Real
 
 import torch
 from torch import Tensor
@@ -12,7 +12,7 @@ def readable(x: Tensor) -> bool:
     # torch has no public way to ask for the third: under vmap a look raises
     if torch.compiler.is_compiling() or torch._C._functorch.peek_interpreter_stack() is not None:
         return False
-    return not (x.is_cuda and torch.cuda.is_current_stream_capturing())
+    return not x.is_meta and not (x.is_cuda and torch.cuda.is_current_stream_capturing())
 
 
 def check_iterations(name: str, x: Tensor, dim: int) -> Tensor:
@@ -68,9 +68,9 @@ def check_number(
 
 def check_count(name: str, value: int, minimum: int = 1) -> int:
     """Return ``value`` if it is a whole number of at least ``minimum`` that a tensor could hold."""
-    if isinstance(value, bool) or not isinstance(value, int) or not minimum <= value < 2**63:
+    if isinstance(value, bool) or not isinstance(value, Integral) or not minimum <= value < 2**63:
         raise ValueError(f"expected {name} to be an integer of at least {minimum}, got {value!r}")
-    return value
+    return int(value)
 
 
 def at_least_single(x: Tensor) -> Tensor:

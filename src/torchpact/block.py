@@ -7,12 +7,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from torchpact import _state
 from torchpact._checks import at_least_single, check_count, readable
+from torchpact._state import State
 from torchpact.halting import _steps_from_survival
 from torchpact.modes import Mode, Relaxed, as_mode
-
-State = Tensor | tuple[Tensor, ...]
-"""What a block iterates on: a tensor, or a tuple of them, such as the (h, c) of an LSTM."""
 
 
 class Ponder(NamedTuple):
@@ -22,8 +21,15 @@ class Ponder(NamedTuple):
 
     With gradients enabled all L iterations run, in every mode, since N needs every h. Without them
     a mode that can be done early skips what it can: ``probs`` of an iteration that a position did
-    not run then hold 1, and ``expected_steps`` counts no further than the iterations that were run,
-    which makes it a lower bound of N. For N itself evaluate in :class:`~torchpact.Relaxed` mode.
+    not run then hold 1, ``expected_steps`` counts no further than the iterations that were run, which
+    makes it a lower bound of N, and ``cost`` of the hard modes is z, which is what the prior charges for
+    the decisions taken.
+
+    Where steps take the gate, h after halting is that of a frozen state, so that N is the paper's eq. 24
+    given the masks that were drawn; it is E[z] exactly for plain steps only.
+
+    ``log_prob`` is None outside Discrete mode, which ``torch.func.vmap`` cannot return: let the function
+    under it return the fields it needs. Heads that give NaN are not refused; NaN shows in ``probs``.
     """
 
     probs: Tensor
@@ -33,7 +39,7 @@ class Ponder(NamedTuple):
     expected_steps: Tensor
     """N, the expected number of iterations under q (eq. 24); differentiable."""
     cost: Tensor
-    """What the objective penalises: N, or ACT's ρ = N + R; differentiable."""
+    """What the objective penalises: N, or ACT's ρ = N + R, differentiable; z where N is unknown."""
     log_prob: Tensor | None
     """In Discrete mode log q(z) of the decisions taken (eq. 15), per position; elsewhere None."""
 
@@ -79,10 +85,11 @@ class AdaptiveBlock(nn.Module):
     broadcast to it: ``(B, 1)`` or ``(B, 1, 1, 1)`` for one decision an example, ``(B, 1, H, W)`` for
     one a pixel. Only what is an ``nn.Module`` has its parameters registered.
 
-    A plain step must treat positions independently; where they see each other, use steps that take
-    the mask, such as :class:`Residual`. In the soft modes (relaxed, ACT) a plain step is run in full
-    and its result weighted; in the hard modes halted positions are frozen, so that the state in the
-    end is the output and no running sum is kept.
+    Plain steps run whoever has halted: the output is the weighted sum of their results or, in the hard
+    modes, the one at halting. Steps that take the mask, such as :class:`Residual`, freeze halted
+    positions; use them where positions see each other, so that halted ones need not be computed. In the
+    hard modes frozen states are the output in the end and no running sum is kept; so it is with plain
+    steps and one decision an example, when there are no gradients. Steps must leave their input as it is.
 
     >>> step = nn.Sequential(nn.Linear(8, 8), nn.Tanh())
     >>> block = AdaptiveBlock(step, halting=nn.Linear(8, 1), max_steps=5)
@@ -132,86 +139,99 @@ class AdaptiveBlock(nn.Module):
         """Run the block on ``u``; ``context`` goes to every step as further arguments."""
         mode = self.mode if mode is None else as_mode(mode)
         learning = torch.is_grad_enabled()
-        # Frozen states would give h of iterations that q never sees, and with it a wrong N, so while
-        # learning plain steps run on freely and the output is picked on the way.
-        freeze = mode.hard and not (learning and self._has_plain_steps)
+        skips = mode.leaves and not learning
 
-        u = self._advance(0, u, None, context, freeze)
+        u = self._advance(0, u, None, context, freeze=False)
         logits = self._ask(0, u)
+        # Plain iterations are what they are, whoever has halted: h of frozen states would give a wrong N,
+        # and heads may look at neighbours. So the output is picked on the way, unless nobody would see
+        # the difference.
+        alone = logits.shape == _state.per_example(logits)
+        freeze = mode.hard and (self._heeds_gate or (alone and not learning))
         remaining = torch.ones_like(logits)
         steps = torch.ones_like(logits, dtype=torch.long)
         asked: list[Tensor] = []
         output: State | None = None
         for index in range(1, self.max_steps):
             if index > 1:
-                logits = self._ask(index - 1, u)
-            if not learning and mode.leaves:
+                logits = self._ask(index - 1, u, like=remaining)
+            if skips:
                 logits = torch.where(remaining > 0, logits, torch.inf)
             asked.append(logits)
             weight, remaining = mode.halt(remaining, logits)
             if not freeze:
-                output = _accumulate(output, u, weight, mode.hard)
+                output = _state.accumulate(output, u, weight, mode.hard)
             gate = mode.gate(remaining)
             open_gate = gate > 0
-            if not learning and mode.leaves and readable(open_gate) and not open_gate.any():
+            if skips and readable(open_gate) and not open_gate.any():
                 break
             steps = steps + open_gate
             u = self._advance(index, u, gate, context, freeze)
-        output = u if freeze else _accumulate(output, u, remaining, mode.hard)
-        return _like(output, u), self._ponder(asked, remaining, steps, mode)
+        output = u if freeze else _state.accumulate(output, u, remaining, mode.hard)
+        return _state.like(output, u), self._ponder(asked, remaining, steps, mode, learning)
 
     @property
-    def _has_plain_steps(self) -> bool:
-        shared = len(self.steps) == 1
-        return not all(_is_gated(step) for step in (self.steps if shared else self.steps[1:]))
+    def _heeds_gate(self) -> bool:
+        """Whether any step after the first takes the gate."""
+        return any(_is_gated(step) for step in (self.steps[1:] if len(self.steps) > 1 else self.steps))
 
     def _advance(
-        self,
-        index: int,
-        u: State,
-        gate: Tensor | None,
-        context: tuple[Any, ...],
-        freeze: bool,
+        self, index: int, u: State, gate: Tensor | None, context: tuple[Any, ...], freeze: bool
     ) -> State:
         step = self.steps[index if len(self.steps) > 1 else 0]
         # a step that takes the gate leaves closed positions as they are; for others the block does
         freezes_itself = gate is not None and _is_gated(step)
+        before = _state.versions(u)
         if gate is not None and freezes_itself:
-            moved: State = step(u, *context, gate=gate.to(_first(u).dtype))
+            moved: State = step(u, *context, gate=gate.to(_state.parts(u)[0].dtype))
         else:
             moved = step(u, *context)
-        if index > 0 and _shape(moved) != _shape(u):
+        if index == 0:
+            return moved
+        if before != _state.versions(u):
             raise ValueError(
-                f"step {index + 1} changed the shape of the state: expected {_shape(u)}, got {_shape(moved)}"
+                f"step {index + 1} changed its input in place, expected a new state and the old as it was"
+            )
+        if _state.shape_of(moved) != _state.shape_of(u):
+            raise ValueError(
+                f"step {index + 1} changed the shape of the state: "
+                f"expected {_state.shape_of(u)}, got {_state.shape_of(moved)}"
             )
         if gate is None or freezes_itself or not freeze:
             return moved
-        return _where(gate > 0, moved, u)
+        return _state.where(gate > 0, moved, u)
 
-    def _ask(self, index: int, u: State) -> Tensor:
+    def _ask(self, index: int, u: State, like: Tensor | None = None) -> Tensor:
         """Return the halting logits after the step at ``index``, checked, in fp32 or better."""
+        first = _state.parts(u)[0]
         if not self.halting:  # a single step and no head: one position an example
-            return at_least_single(_first(u).new_zeros(_per_example(_first(u))))
+            return at_least_single(first.new_zeros(_state.per_example(first)))
         logits = self.halting[index if len(self.halting) > 1 else 0](u)
-        for part in (u,) if isinstance(u, Tensor) else u:
-            if not isinstance(logits, Tensor) or not _broadcasts(logits, part):
+        for part in _state.parts(u):
+            if not isinstance(logits, Tensor) or not _state.broadcasts(logits, part):
                 raise ValueError(
-                    f"halting head {index + 1} gave {_shape(logits)}, expected logits that "
+                    f"halting head {index + 1} gave {_state.shape_of(logits)}, expected logits that "
                     f"broadcast to the state's {tuple(part.shape)} without adding dimensions, "
-                    f"such as {_per_example(part)}"
+                    f"such as {_state.per_example(part)}"
                 )
+        if like is not None and logits.shape != like.shape:
+            raise ValueError(
+                f"halting head {index + 1} gave {tuple(logits.shape)}, "
+                f"expected the first's {tuple(like.shape)}"
+            )
         return at_least_single(logits)
 
-    def _ponder(self, asked: list[Tensor], like: Tensor, steps: Tensor, mode: Mode) -> Ponder:
+    def _ponder(self, asked: list[Tensor], like: Tensor, steps: Tensor, mode: Mode, learning: bool) -> Ponder:
         always = torch.full_like(like, torch.inf)
         logits = torch.stack(asked + [always] * (self.max_steps - len(asked)))
         probs = torch.sigmoid(logits)
         expected = _steps_from_survival(torch.sigmoid(-logits[:-1]), 0)
+        known = learning or not mode.hard
         return Ponder(
             probs=probs,
             steps=steps,
             expected_steps=expected,
-            cost=mode.cost(probs, steps, expected),
+            cost=mode.cost(probs, steps, expected) if known else steps.to(expected.dtype),
             log_prob=mode.log_prob(logits, steps),
         )
 
@@ -228,13 +248,18 @@ class use_mode:
     """
 
     def __init__(self, model: nn.Module, mode: Mode | str) -> None:
-        mode = as_mode(mode)
-        self._model = model
-        self._before = [(m, m.mode) for m in model.modules() if isinstance(m, AdaptiveBlock)]
+        self._model, self._mode = model, as_mode(mode)
+        self._before: list[tuple[AdaptiveBlock, Mode]] = []
+        self._set()
+
+    def _set(self) -> None:
+        self._before = [(m, m.mode) for m in self._model.modules() if isinstance(m, AdaptiveBlock)]
         for block, _ in self._before:
-            block.mode = mode
+            block.mode = self._mode
 
     def __enter__(self) -> nn.Module:
+        if any(block.mode != self._mode for block, _ in self._before):  # entered again
+            self._set()
         return self._model
 
     def __exit__(
@@ -280,47 +305,3 @@ def _as_modules(name: str, given: Any) -> tuple[list[nn.Module], bool]:
 
 def _is_gated(step: Any) -> bool:
     return bool(getattr(step, "gated", False))
-
-
-def _broadcasts(small: Tensor, large: Tensor) -> bool:
-    return small.dim() == large.dim() and all(
-        s in (1, n) for s, n in zip(small.shape, large.shape, strict=True)
-    )
-
-
-def _first(state: State) -> Tensor:
-    return state if isinstance(state, Tensor) else state[0]
-
-
-def _per_example(u: Tensor) -> tuple[int, ...]:
-    return (*u.shape[:1], *(1 for _ in u.shape[1:]))
-
-
-def _shape(state: Any) -> Any:
-    if isinstance(state, Tensor):
-        return tuple(state.shape)
-    return tuple(_shape(s) for s in state) if isinstance(state, tuple) else type(state).__name__
-
-
-def _map(function: Callable[..., Tensor], *states: Any) -> State:
-    if isinstance(states[0], Tensor):
-        return function(*states)
-    return tuple(function(*parts) for parts in zip(*states, strict=True))
-
-
-def _where(mask: Tensor, yes: State, no: State) -> State:
-    return _map(lambda a, b: torch.where(mask, a, b), yes, no)
-
-
-def _accumulate(output: State | None, u: State, weight: Tensor, hard: bool) -> State:
-    """Add weight·u to the output; with one-hot weights pick u where the weight is."""
-    if hard:
-        return u if output is None else _where(weight > 0, u, output)
-    if output is None:
-        return _map(lambda a: weight * a, u)
-    return _map(lambda total, a: total + weight * a, output, u)
-
-
-def _like(output: State, u: State) -> State:
-    """The sum is taken in the precision of the weights; the output has the state's, in any mode."""
-    return _map(lambda a, b: a.to(b.dtype), output, u)

@@ -1,7 +1,7 @@
 """A first example: an iteration that learns when to stop, and the exact answer to compare with.
 
 Newton's iteration for the square root, u ← (u + x/u)/2 from u = 1, doubles its digits at every turn once
-it is close, and only halves its distance before: how many turns an input needs depends on the input.
+it is close, and merely halves its guess before: how many turns an input needs depends on it.
 Nothing of that is told to the halting head. It sees the state, is charged ``tau`` a turn, and learns to
 stop. Because the iteration itself has no parameters the best z for each input, the MAP solution, can be
 found by trying them all.
@@ -98,10 +98,8 @@ def compare(block: AdaptiveBlock, count: int = 10_000, tau: float = TAU) -> Comp
     mean_steps: dict[str, float] = {}
     for mode in ("relaxed", "discrete", "thresholded"):
         output, ponder = block(u, mode=mode)
-        # a hard mode without gradients stops early and so cannot know N; it knows what it did
-        cost = ponder.cost if mode == "relaxed" else ponder.steps
-        objective[mode] = map_objective(output, cost, tau)
-        mean_steps[mode] = cost.double().mean().item()
+        objective[mode] = map_loss(nll(output), ponder, tau).item()
+        mean_steps[mode] = ponder.cost.double().mean().item()
     steps = ponder.steps.flatten()
 
     price = []
@@ -114,9 +112,3 @@ def compare(block: AdaptiveBlock, count: int = 10_000, tau: float = TAU) -> Comp
     objective |= {"map": map_price.mean().item(), "fixed": fixed_price.item()}
     mean_steps |= {"map": (map_index + 1).double().mean().item(), "fixed": fixed_index.item() + 1}
     return Comparison(log_x, steps, map_index + 1, objective, mean_steps, int(fixed_index) + 1)
-
-
-def map_objective(output: Tensor | tuple[Tensor, ...], cost: Tensor, tau: float) -> float:
-    """Mean of nll + τ·cost over inputs."""
-    assert isinstance(output, Tensor)
-    return (nll(output) + tau * cost.flatten()).mean().item()

@@ -95,10 +95,11 @@ def act_halting(h: Tensor, eps: float = 0.01, dim: int = 0) -> ACTHalting:
 def act_step(remaining: Tensor, h: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """One turn of the loop of alg. 4: the weight of this iteration, and the remainder after it.
 
-    A remainder of 0 says that the position has halted; while it runs the remainder exceeds ``eps``.
+    A remainder of 0 says that the position has halted.
     """
     left = remaining - h
-    goes_on = left > eps
+    # c < 1 − ε of the algorithm, word for word: left > ε would round to the other side of some ties
+    goes_on = 1 - left < 1 - eps
     weight = torch.where(goes_on, h, remaining)
     return weight, torch.where(goes_on, left, torch.zeros_like(left))
 

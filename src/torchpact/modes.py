@@ -50,7 +50,8 @@ class Relaxed(Mode):
     """Concrete relaxation: soft, stochastic and differentiable; the mode to train in (alg. 3).
 
     ``temperature`` is λ. The mask is r·[r > ``clip``] of the remaining stick r, δ in the paper; the
-    gradient flows through r. ``generator`` makes the noise reproducible.
+    gradient flows through r. ``generator`` makes the noise reproducible; torch.compile and activation
+    checkpointing need the default one.
 
     >>> Relaxed(temperature=0.5)
     Relaxed(temperature=0.5, clip=0.01)
@@ -91,7 +92,6 @@ class Discrete(Mode):
 
     def halt(self, remaining: Tensor, logits: Tensor) -> tuple[Tensor, Tensor]:
         """Take all that remains where ξ ~ Bernoulli(h) is 1."""
-        logits = logits.detach()
         return _take_all(remaining, bernoulli(logits, logistic_noise(logits, self.generator)))
 
     def log_prob(self, logits: Tensor, steps: Tensor) -> Tensor:
@@ -117,7 +117,7 @@ class Thresholded(Mode):
     def halt(self, remaining: Tensor, logits: Tensor) -> tuple[Tensor, Tensor]:
         """Take all that remains where h > threshold."""
         bound = math.log(self.threshold) - math.log1p(-self.threshold)
-        return _take_all(remaining, logits.detach() > bound)
+        return _take_all(remaining, logits > bound)
 
 
 @dataclass(frozen=True)

@@ -4,48 +4,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from torchpact._checks import check_number, readable
 from torchpact.block import Ponder
 
 Tau = float | Sequence[float] | Tensor
-
-
-class EMABaseline(nn.Module):
-    """The moving average of past rewards, as a baseline for REINFORCE (section 5).
-
-    Calling it returns the average of the rewards seen *before*, which keeps the gradient unbiased,
-    and, in training mode, then takes in the new ones. The average starts empty and is corrected for
-    that, so that it is an average from the first batch on. State is held in buffers: it saves, loads
-    and moves with the module, and no value ever travels to the host.
-
-    >>> baseline = EMABaseline(decay=0.5)
-    >>> [baseline(torch.tensor([reward])).item() for reward in (4.0, 4.0, 1.0, 1.0)]
-    [0.0, 4.0, 4.0, 2.285714...]
-    """
-
-    total: Tensor
-    weight: Tensor
-
-    def __init__(self, decay: float = 0.99) -> None:
-        super().__init__()
-        self.decay = check_number("decay", decay, 0, 1, open_high=True)
-        self.register_buffer("total", torch.zeros(()))
-        self.register_buffer("weight", torch.zeros(()))
-
-    def extra_repr(self) -> str:
-        """Return the settings for ``print(baseline)``."""
-        return f"decay={self.decay}"
-
-    @torch.no_grad()
-    def forward(self, reward: Tensor) -> Tensor:
-        """Return the baseline for these rewards, then update it."""
-        value = torch.where(self.weight > 0, self.total / self.weight, torch.zeros_like(self.total))
-        if self.training and reward.numel() > 0:
-            self.total.lerp_(reward.mean().to(self.total.dtype), 1 - self.decay)
-            self.weight.lerp_(torch.ones_like(self.weight), 1 - self.decay)
-        return value
 
 
 def map_loss(nll: Tensor, ponders: Ponder | Sequence[Ponder], tau: Tau) -> Tensor:
@@ -78,20 +42,22 @@ def reinforce_loss(
 
     Three terms: the likelihood, differentiable along the path taken; (log p − c)·∇ log q(z), the
     score function with ``baseline`` c, where q is that of all positions and blocks of an example; and
-    the expected steps N_k, whose dependence on the decisions of earlier blocks is neglected. The
-    value itself is of no interest; report :func:`map_loss`.
+    the expected steps N_k, whose dependence on the decisions of earlier blocks (and, where steps take the
+    gate, of earlier iterations) is neglected. The value itself is of no interest; report :func:`map_loss`.
 
     >>> step = nn.Sequential(nn.Linear(8, 8), nn.Tanh())
     >>> block = tp.AdaptiveBlock(step, nn.Linear(8, 1), max_steps=5, mode="discrete")
     >>> output, ponder = block(torch.randn(4, 8))
     >>> nll = nn.functional.cross_entropy(output, torch.tensor([0, 3, 1, 7]), reduction="none")
-    >>> reinforce_loss(nll, ponder, tau=0.01, baseline=EMABaseline()).backward()
+    >>> reinforce_loss(nll, ponder, tau=0.01, baseline=tp.EMABaseline()).backward()
     """
     nll, blocks = _check(nll, ponders)
     if not (baseline is None or callable(baseline) or isinstance(baseline, int | float)):
         raise TypeError(f"expected a baseline like EMABaseline(), a number or None; got {baseline!r}")
     reward = -nll.detach()
-    c = baseline(reward) if callable(baseline) else (baseline or 0.0)
+    c = torch.as_tensor(baseline(reward) if callable(baseline) else (baseline or 0.0)).detach()
+    if c.shape not in ((), reward.shape):
+        raise ValueError(f"expected a baseline of shape () or {tuple(reward.shape)}, got {tuple(c.shape)}")
     log_q = torch.zeros_like(reward)
     for index, ponder in enumerate(blocks):
         if ponder.log_prob is None:
@@ -126,8 +92,10 @@ def _prior_cost(blocks: list[Ponder], tau: Tau) -> Tensor | float:
 def _taus(tau: Tau, count: int) -> list[float | Tensor]:
     if isinstance(tau, Tensor):
         # a look at a tensor on the GPU would make every training step wait for it
-        if not tau.is_cuda and readable(tau) and not (tau >= 0).all():
-            raise ValueError(f"expected tau >= 0, got {tau.tolist()}")
+        if tau.dim() > 1:
+            raise ValueError(f"expected one tau, or one per block; got shape {tuple(tau.shape)}")
+        if not tau.is_cuda and readable(tau) and not ((tau >= 0) & tau.isfinite()).all():
+            raise ValueError(f"expected tau in [0, inf), got {tau.tolist()}")
         taus: list[float | Tensor] = list(tau.unbind()) if tau.dim() else [tau] * count
     elif isinstance(tau, Sequence) and not isinstance(tau, str):
         taus = [check_number("tau", t, 0, open_high=True) for t in tau]

@@ -27,7 +27,7 @@ class TruncatedGeometric(Distribution):
 
     def __init__(self, tau: float | Tensor, max_steps: int, validate_args: bool | None = None) -> None:
         self.max_steps = check_count("max_steps", max_steps)
-        self.tau = torch.as_tensor(tau, dtype=None if isinstance(tau, Tensor) else torch.float32)
+        self.tau = tau if isinstance(tau, Tensor) else torch.tensor(tau, dtype=torch.get_default_dtype())
         fine = (self.tau >= 0) & self.tau.isfinite()
         if validate_args is not False and readable(fine) and not fine.all():
             worst = self.tau[~fine].flatten()[0].item()
@@ -36,8 +36,7 @@ class TruncatedGeometric(Distribution):
 
     @property
     def _categorical(self) -> Categorical:
-        beyond_first = torch.arange(self.max_steps, dtype=self.tau.dtype, device=self.tau.device)
-        return Categorical(logits=-self.tau.unsqueeze(-1) * beyond_first, validate_args=False)
+        return Categorical(logits=-self.tau.unsqueeze(-1) * self._beyond_first, validate_args=False)
 
     @constraints.dependent_property(is_discrete=True, event_dim=0)
     def support(self) -> Any:

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from torch import nn
-from torch.distributions import Exponential, Independent
+from torch.distributions import Bernoulli, Exponential, Independent
 
 import torchpact as tp
 from tests.problems import assert_mean_is, binary_vectors
@@ -145,6 +145,10 @@ def test_any_rsample_distribution_will_do():
     assert ((statistics.mean + 1).abs() / statistics.standard_error).max() < 5.5
 
 
+def test_the_default_temperature_is_the_papers():
+    assert svo.Concrete() == svo.Concrete(temperature=2 / 3)
+
+
 def test_gradient_statistics_equal_a_loop_over_samples():
     q = vector()
     torch.manual_seed(3)
@@ -161,6 +165,14 @@ def test_gradient_statistics_equal_a_loop_over_samples():
 @pytest.mark.parametrize(
     ("call", "message"),
     [
+        (
+            lambda: svo.Reinforce()(lambda z: z.sum(-1), Bernoulli(torch.full((4,), 0.5)), 4),
+            r"expected q.log_prob to give 4 values, got shape \(4, 4\); .*Independent",
+        ),
+        (
+            lambda: svo.gradient_statistics(f, vector(), "concrete", chunk=0),
+            "expected chunk to be an integer",
+        ),
         (lambda: svo.Concrete(temperature=0), r"expected temperature in \(0, inf\), got 0"),
         (lambda: svo.Concrete()(f, svo.NormalVector(4)(), 2), "expected a q over binary vectors, got"),
         (lambda: svo.Reparameterization()(f, vector()(), 2), "expected a q with rsample.*concrete"),

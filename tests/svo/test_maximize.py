@@ -3,6 +3,7 @@ import math
 import pytest
 import torch
 from torch import nn
+from torch.distributions import AffineTransform, Independent, Normal, TransformedDistribution
 
 import torchpact as tp
 from tests.problems import quadratic_binary
@@ -70,6 +71,24 @@ def test_a_seed_makes_it_reproducible_and_leaves_the_global_generator_alone():
     assert torch.equal(one.bound, two.bound)
     assert not torch.equal(one.bound, other.bound)
     assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_a_q_without_a_mode_gives_its_best_sample():
+    class Shifted(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.shift = nn.Parameter(torch.zeros(2))
+
+        def forward(self):
+            base = Independent(Normal(torch.zeros(2), torch.ones(2)), 1)
+            return TransformedDistribution(base, [AffineTransform(self.shift, 0.1)])
+
+    def f(z):
+        return -((z - 1) ** 2).sum(-1)
+
+    result = svo.maximize(f, Shifted(), "reparameterization", iterations=200, seed=0)
+    torch.testing.assert_close(result.argmax, torch.ones(2), rtol=0, atol=0.1)
+    assert result.value == f(result.argmax.unsqueeze(0)).item()
 
 
 def test_any_optimizer_will_do():

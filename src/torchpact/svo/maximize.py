@@ -1,7 +1,8 @@
 """The entry point: maximise any f(z) by gradient steps on the parameters of q."""
 
+import math
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 
 import torch
@@ -18,7 +19,7 @@ class Result:
     """What :func:`maximize` found; the histories hold one number an iteration."""
 
     argmax: Tensor
-    """The mode of q at the end: the z that was found."""
+    """The best z found: the mode of q at the end, or a sample on the way if that was better."""
     value: float
     """f(argmax)."""
     bound: Tensor
@@ -67,6 +68,7 @@ def maximize(
 
     steps = optimizer(parameters, lr=lr, maximize=True)
     history = []
+    best, argmax = -math.inf, torch.empty(0)
     with nullcontext() if seed is None else torch.random.fork_rng():
         if seed is not None:
             torch.manual_seed(seed)
@@ -84,15 +86,20 @@ def maximize(
                 squared_norm = squared_norm + parameter.grad.square().sum().cpu()
                 variance = variance + (a - b).square().sum().cpu() * samples / 4
             with torch.no_grad():
-                bound = evaluate(f, _distribution(q).sample((samples,))).mean()
-            history.append(torch.stack([bound.cpu(), squared_norm.sqrt(), variance]))
+                z = _distribution(q).sample((samples,))
+                values = evaluate(f, z)
+                if values.max() > best:
+                    best, argmax = values.max().item(), z[values.argmax()].clone()
+            history.append(torch.stack([values.mean().cpu(), squared_norm.sqrt(), variance]))
             steps.step()
             steps.zero_grad()
-    with torch.no_grad():
-        argmax = _distribution(q).mode.clone()
-        value = evaluate(f, argmax.unsqueeze(0)).item()
+    with torch.no_grad(), suppress(NotImplementedError):  # not every distribution knows its mode
+        mode = _distribution(q).mode
+        value = evaluate(f, mode.unsqueeze(0)).item()
+        if value >= best:
+            best, argmax = value, mode.clone()
     bounds, norms, variances = torch.stack(history).unbind(-1)
-    return Result(argmax, value, bounds, norms, variances)
+    return Result(argmax, best, bounds, norms, variances)
 
 
 def _distribution(q: nn.Module) -> Distribution:

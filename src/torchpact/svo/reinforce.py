@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.distributions import Distribution
 
-from torchpact.objective import EMABaseline
+from torchpact.baseline import EMABaseline
 from torchpact.svo._evaluate import evaluate
 
 
@@ -27,4 +27,10 @@ class Reinforce:
         with torch.no_grad():
             values = evaluate(f, z)
             c = 0.0 if self.baseline is None else self.baseline(values)
-        return (values - c) * q.log_prob(z)
+        log_prob = q.log_prob(z)
+        if log_prob.shape != values.shape:
+            raise ValueError(
+                f"expected q.log_prob to give {samples} values, got shape {tuple(log_prob.shape)}; "
+                "torch.distributions.Independent(q, 1) sums over a vector"
+            )
+        return (values - c) * log_prob

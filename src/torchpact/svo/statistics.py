@@ -38,6 +38,7 @@ def gradient_statistics(
     """
     estimator = as_estimator(estimator)
     check_count("samples", samples, minimum=2)
+    check_count("chunk", chunk)
     parameters = [p for p in q.parameters() if p.requires_grad]
     rows = []
     for start in range(0, samples, chunk):

@@ -75,11 +75,8 @@ def evaluate(
                 totals.append(count.total)
                 block_flops.append(count.blocks)
                 for k, ponder in enumerate(ponders):
-                    hard = model.blocks[k].mode.hard  # type: ignore[union-attr]
                     steps[k] += ponder.steps.double().mean() * len(labels)
-                    # a hard mode without gradients leaves early and cannot know N; it knows what it did
-                    charged = ponder.steps if hard else ponder.cost
-                    cost[k] += charged.double().mean() * len(labels)
+                    cost[k] += ponder.cost.double().mean() * len(labels)
     finally:
         model.train(training)
     total = torch.cat(totals).double()

@@ -15,9 +15,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from torchpact.baseline import EMABaseline
 from torchpact.data import BatchOrder, Images, augment, standardize
 from torchpact.models.resnet import ResNet, build
-from torchpact.objective import EMABaseline, map_loss, reinforce_loss
+from torchpact.objective import map_loss, reinforce_loss
 from torchpact.training.config import TrainConfig
 
 
