@@ -605,6 +605,29 @@ def test_a_first_step_without_gate_does_not_make_a_block_of_gated_steps_run_on()
     assert torch.equal(output, first(u))
 
 
+def test_a_gated_first_step_does_not_freeze_plain_ones():
+    plain = [nn.Sequential(nn.Linear(3, 3), nn.Tanh()) for _ in range(3)]
+    head = nn.Linear(3, 1)
+    gated = tp.AdaptiveBlock([tp.Residual(plain[0]), *plain[1:]], head, mode="discrete")
+    same = tp.AdaptiveBlock([lambda u: u + plain[0](u), *plain[1:]], head, mode="discrete")
+    u = torch.randn(50, 3)
+    (_, one), (_, two) = (run_seeded(block, u, tp.Discrete()) for block in (gated, same))
+    torch.testing.assert_close(one.probs, two.probs)
+
+
+def test_relaxed_inference_runs_to_the_end_even_when_every_gate_is_closed():
+    """N needs every h, and the output what is left of the stick."""
+    block = vector_block(max_steps=4)
+    nn.init.constant_(block.halting[0].bias, 50.0)
+    u = torch.randn(5, 3)
+    _, learning = run_seeded(block, u, tp.Relaxed())
+    with torch.no_grad():
+        _, ponder = run_seeded(block, u, tp.Relaxed())
+    assert (ponder.steps == 1).all()
+    assert (ponder.probs[1:3] < 1).all()
+    torch.testing.assert_close(ponder.probs, learning.probs)
+
+
 def test_named_tuples_stay_named():
     class State(NamedTuple):
         h: torch.Tensor

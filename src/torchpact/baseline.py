@@ -38,9 +38,9 @@ class EMABaseline(nn.Module):
         if self.total.device != reward.device:
             self.to(reward.device)
         value = torch.where(self.weight > 0, self.total / self.weight, torch.zeros_like(self.total))
-        if self.training and reward.numel() > 0:
+        if self.training:
             mean = reward.mean().to(self.total.dtype)
-            share = (1 - self.decay) * mean.isfinite()  # one bad batch is not remembered for good
+            share = (1 - self.decay) * mean.isfinite()  # a bad or empty batch is not remembered
             self.total.lerp_(mean.nan_to_num(), share)
             self.weight.lerp_(torch.ones_like(self.weight), share)
         return value
