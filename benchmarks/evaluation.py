@@ -8,12 +8,12 @@ halting biases are set so that about half of the positions stop early; outputs d
 """
 
 import argparse
-import csv
 import statistics
 import time
 from pathlib import Path
 
 import torch
+from table import write_csv
 from torch import nn
 
 import torchpact as tp
@@ -85,12 +85,7 @@ def main() -> None:
                     }
                 )
                 print(*rows[-1].values(), sep="\t", flush=True)
-    temporary = arguments.out.with_suffix(".tmp")
-    with temporary.open("w", newline="") as file:
-        writer = csv.DictWriter(file, fieldnames=list(rows[0]), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
-    temporary.replace(arguments.out)
+    write_csv(arguments.out, rows)
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 import torch
 from matplotlib.ticker import NullLocator
+from table import write_csv
 from torch import Tensor
 
 import torchpact as tp
@@ -102,13 +103,7 @@ def main() -> None:
     table = HERE / "gradient_estimators.csv"
     if not parser.parse_args().plot:
         rows = measure()
-        temporary = table.with_suffix(".tmp")
-        with temporary.open("w", newline="") as file:
-            writer = csv.DictWriter(file, fieldnames=list(rows[0]), lineterminator="\n")
-            writer.writeheader()
-            for row in rows:
-                writer.writerow({k: v if isinstance(v, str) else f"{v:.4g}" for k, v in row.items()})
-        temporary.replace(table)
+        write_csv(table, [{k: v if isinstance(v, str) else f"{v:.4g}" for k, v in r.items()} for r in rows])
     with table.open(newline="") as file:
         plot(list(csv.DictReader(file)), HERE.parent / "docs" / "images" / "gradient_estimators.png")
 

@@ -8,11 +8,11 @@ is to one such network.
 """
 
 import argparse
-import csv
 import time
 from pathlib import Path
 
 import torch
+from table import write_csv
 
 from torchpact.data import Images
 from torchpact.models.resnet import ResNetConfig
@@ -89,12 +89,7 @@ def main() -> None:
         }
         rows.append(row)
         print(*row.values(), sep="\t", flush=True)
-        temporary = arguments.out.with_suffix(".tmp")
-        with temporary.open("w", newline="") as file:
-            writer = csv.DictWriter(file, fieldnames=list(rows[0]), lineterminator="\n")
-            writer.writeheader()
-            writer.writerows(rows)
-        temporary.replace(arguments.out)
+        write_csv(arguments.out, rows)
 
 
 if __name__ == "__main__":

@@ -49,7 +49,7 @@ def on_gpu(data):
 
 @pytest.mark.parametrize("method", METHODS)
 def test_a_captured_iteration_trains_as_a_plain_one(method):
-    """The noise of compiled code is its own, so only networks without noise can be compared number by number."""
+    """Compiled noise is its own, so only networks without noise can be compared number by number."""
     data = on_gpu(images())
     plain = Learner(config(method), data, "cuda", compile=False, capture=False)
     captured = Learner(config(method), data, "cuda", compile=False, capture=True)

@@ -14,6 +14,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from torchpact._files import write_whole
 from torchpact.data.cifar10_formats import (
     CIFAR10_FILES,
     CLASSES,
@@ -30,7 +31,6 @@ from torchpact.data.files import (
     os_errors_as_data_errors,
     read_checked,
     silent,
-    write_whole,
 )
 
 URL = "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz"

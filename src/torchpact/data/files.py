@@ -5,7 +5,6 @@ import os
 import tarfile
 import urllib.error
 import urllib.request
-import uuid
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -71,23 +70,6 @@ def read_checked(path: Path, size: int, md5: str | None) -> bytes:
     else:
         check_content(str(path), data, size, md5)
     return data
-
-
-def write_whole(path: Path, data: bytes) -> None:
-    """Write a file so that it is there in full or not at all, and what was there stays until then."""
-    # Not tempfile, whose files only their owner may read: data folders are shared.
-    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
-    try:
-        with temporary.open("xb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except OSError as error:
-        # A full disk does not say by itself which file it was
-        raise OSError(error.errno, error.strerror, str(path)) from error
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 @contextmanager

@@ -6,8 +6,6 @@ under a temporary name and renamed, and the one before stays, so that there is a
 
 import hashlib
 import json
-import os
-import uuid
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +15,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
+from torchpact._files import write_whole
 from torchpact.models.resnet import ResNet, build
 from torchpact.training.config import TrainConfig
 
@@ -49,18 +48,7 @@ def save_checkpoint(
     stored = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
     text = json.dumps(info, sort_keys=True)
     metadata = {"format": FORMAT, "info": text, "sha256": _digest(stored, text)}
-    data = save(stored, metadata)
-    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
-    try:
-        with temporary.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        if keep is not None and path.exists():
-            os.replace(path, keep)
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    write_whole(path, save(stored, metadata), keep)
 
 
 def load_checkpoint(path: Path) -> Checkpoint:
