@@ -11,7 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from torchpact.commands.common import DataRoot, Device, load_data, pick_device
 from torchpact.models.resnet import Per, ResNetConfig
-from torchpact.training import TrainConfig, Trainer, preset, train_together
+from torchpact.training import TrainConfig, Trainer, distributed, preset, train_together
 from torchpact.training.trainer import Event
 
 NETWORKS = {"resnet32": 5, "resnet110": 18}
@@ -42,13 +42,16 @@ def train(
     images: Annotated[int | None, typer.Option(help="Train on the first so many images only.")] = None,
     device: Device = "auto",
     resume: Annotated[bool, typer.Option(help="Continue what the folder holds.")] = False,
+    tensorboard: Annotated[bool, typer.Option(help="Write the history for TensorBoard too.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the results as JSON.")] = False,
 ) -> None:
     """Train a network on CIFAR-10, plain or adaptive; several taus or seeds are trained at once.
 
+    On several GPUs, which share each batch: torchrun --nproc-per-node=4 -m torchpact train ...
+
     [dim]Example: torchpact train runs/psact --tau 0.01 --warm-start runs/plain/last.safetensors[/dim]
     """
-    place = pick_device(device)
+    place = distributed.join(pick_device(device))
     units = NETWORKS.get(network)
     if units is None:
         if not network.isdigit():
@@ -74,23 +77,30 @@ def train(
     configs = [replace(base, tau=t, seed=s) for t in tau or [base.tau] for s in seed or [0]]
     folders = [out] if len(configs) == 1 else [out / _name(config) for config in configs]
     train_set, test_set = load_data(data, place, images)
-    trainers = [
-        Trainer(
-            config,
-            folder,
-            train_set,
-            test_set,
-            resume=resume,
-            initial=None if warm_start is None else Path(warm_start.format(seed=config.seed)),
-        )
-        for config, folder in zip(configs, folders, strict=True)
-    ]
-    for trainer in trainers:
-        for note in trainer.notes:
-            Console(stderr=True).print(note, highlight=False)
-    _run(trainers)
-    results = {str(folder): trainer.results for folder, trainer in zip(folders, trainers, strict=True)}
-    print(json.dumps(results, indent=2) if as_json else _table(results))
+    try:
+        trainers = [
+            Trainer(
+                config,
+                folder,
+                train_set,
+                test_set,
+                resume=resume,
+                initial=None if warm_start is None else Path(warm_start.format(seed=config.seed)),
+                tensorboard=tensorboard,
+            )
+            for config, folder in zip(configs, folders, strict=True)
+        ]
+        for trainer in trainers:
+            for note in trainer.notes:
+                Console(stderr=True).print(note, highlight=False)
+        _run(trainers)
+    except distributed.FirstFailed:
+        raise SystemExit(2) from None  # the first process says why
+    first = distributed.rank() == 0
+    distributed.leave()
+    if first:
+        results = {str(folder): trainer.results for folder, trainer in zip(folders, trainers, strict=True)}
+        print(json.dumps(results, indent=2) if as_json else _table(results))
 
 
 def _name(config: TrainConfig) -> str:
@@ -106,7 +116,7 @@ def _run(trainers: list[Trainer]) -> None:
         TextColumn("{task.fields[shown]}"),
         TimeRemainingColumn(),
     )
-    with Progress(*columns, console=Console(stderr=True)) as bar:
+    with Progress(*columns, console=Console(stderr=True), disable=distributed.rank() > 0) as bar:
         for trainer in trainers:
             task = bar.add_task(
                 trainer.files.folder.name,

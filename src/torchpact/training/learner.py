@@ -3,6 +3,8 @@
 On a GPU the forward pass is compiled and the iteration captured in a CUDA graph, so that the host does
 nothing but start it. Everything random is a function of the seed and the iteration, and of nothing else:
 there is no generator state to save, and a run does not depend on what else is trained beside it.
+
+Where there is a process group, its processes share the work of each iteration; see ``distributed``.
 """
 
 import hashlib
@@ -19,6 +21,7 @@ from torchpact.baseline import EMABaseline
 from torchpact.data import BatchOrder, Images, augment, standardize
 from torchpact.models.resnet import ResNet, build
 from torchpact.objective import map_loss, reinforce_loss
+from torchpact.training import distributed
 from torchpact.training.config import TrainConfig
 
 
@@ -40,7 +43,10 @@ def derived_seed(*parts: object) -> int:
 
 
 class Learner:
-    """A network, its optimizer and its data on one device; ``advance`` is one iteration of training."""
+    """A network, its optimizer and its data on one device; ``advance`` is one iteration of training.
+
+    In a process group every process has one, and all advance and read their metrics together.
+    """
 
     def __init__(
         self,
@@ -54,12 +60,17 @@ class Learner:
         self.config = config
         self.device = torch.device(device)
         on_gpu = self.device.type == "cuda"
-        self.compile = on_gpu if compile is None else compile
-        self.capture = on_gpu if capture is None else capture
+        self.shared = distributed.world() > 1
+        if self.shared and (compile or capture):
+            raise ValueError("expected neither compile nor capture where processes share the work")
+        self.compile = on_gpu and not self.shared if compile is None else compile
+        self.capture = on_gpu and not self.shared if capture is None else capture
         self.iteration = 0
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(derived_seed(config.seed, "weights"))
             model = build(config.network, config.training_mode())
+        if self.shared:
+            distributed.with_global_norms(model)
         memory = torch.channels_last if on_gpu else torch.contiguous_format
         self.model: ResNet = model.to(self.device, memory_format=memory)  # type: ignore[call-overload]
         self.baseline = EMABaseline(config.baseline_decay).to(self.device)
@@ -69,6 +80,7 @@ class Learner:
         self.order = BatchOrder(
             len(data), config.batch, derived_seed(config.seed, "order"), device=self.device
         )
+        self._share = distributed.share(config.batch)
         # where the iteration finds its images: the order of the epoch, and how far it has come
         self._permutation = torch.zeros(
             self.order.batches_per_epoch * config.batch, dtype=torch.long, device=self.device
@@ -103,7 +115,13 @@ class Learner:
     def _forward(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """The loss of a batch of raw images, and the sums to report."""
         config = self.config
-        x = standardize(augment(images))
+        images = augment(images)
+        if self.shared:
+            # cropping is cheap: that of the whole batch is the same for any number of processes
+            images, labels = images[self._share], labels[self._share]
+            own = derived_seed(config.seed, "network", self.iteration, distributed.rank())
+            torch.manual_seed(own)
+        x = standardize(images)
         if self.device.type == "cuda":
             x = x.contiguous(memory_format=torch.channels_last)
         half = config.precision == "bf16"
@@ -112,7 +130,7 @@ class Learner:
         logits = logits.float()
         nll = F.cross_entropy(logits, labels, reduction="none")
         if config.method == "reinforce":
-            loss = reinforce_loss(nll, ponders, self._tau, self.baseline)
+            loss = reinforce_loss(nll, ponders, self._tau, self._past_reward)
         else:
             loss = map_loss(nll, ponders, self._tau)
         with torch.no_grad():
@@ -122,6 +140,11 @@ class Learner:
             report = torch.stack([s.detach().float() for s in sums]).double()
         return loss, report
 
+    def _past_reward(self, reward: Tensor) -> Tensor:
+        """The baseline of the rewards, which all processes see the mean of."""
+        past: Tensor = self.baseline(distributed.mean(reward.mean()) if self.shared else reward)
+        return past
+
     def _iterate(self) -> None:
         """An iteration, all of it on the device."""
         start = self._position * self.config.batch
@@ -129,6 +152,8 @@ class Learner:
         loss, report = self._objective(self.data.images[index], self.data.labels[index])
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
+        if self.shared:
+            distributed.average_gradients(self.model.parameters())
         self.optimizer.step()
         self._sums += report
         self._position += 1
@@ -187,7 +212,7 @@ class Learner:
         """Read the means since the last call; waits for the device."""
         if self.stream is not None:
             self.stream.synchronize()
-        sums = (self._sums / max(self._since, 1)).tolist()
+        sums = distributed.mean(self._sums / max(self._since, 1)).tolist()
         count, self._since = self._since, 0
         self._sums.zero_()
         return Metrics(sums[0], sums[1], sums[2], sums[3:], count)

@@ -15,10 +15,11 @@ import torch
 import torchpact
 from torchpact.data import Images
 from torchpact.models.resnet import warm_start
-from torchpact.training.checkpoint import load_latest, load_model, save_checkpoint
+from torchpact.training import distributed
+from torchpact.training.checkpoint import Checkpoint, load_latest, load_model, save_checkpoint
 from torchpact.training.config import TrainConfig
 from torchpact.training.evaluate import evaluate_modes
-from torchpact.training.learner import Learner, derived_seed
+from torchpact.training.learner import Learner, Metrics, derived_seed
 
 Event = dict[str, Any]
 """A line of the history: kind "train" or "validate", the iteration, and what was measured."""
@@ -59,9 +60,18 @@ class RunFiles:
         """The one of the highest validation accuracy."""
         return self.folder / "best.safetensors"
 
+    @property
+    def tensorboard(self) -> Path:
+        """What TensorBoard shows, where that was asked for."""
+        return self.folder / "tensorboard"
+
 
 class Trainer:
-    """Trains one network; several can take turns on one device, see :func:`train_together`."""
+    """Trains one network; several can take turns on one device, see :func:`train_together`.
+
+    In a process group every process has a trainer, and the first validates and writes the files for
+    all. With ``tensorboard`` the history is also written for TensorBoard.
+    """
 
     def __init__(
         self,
@@ -73,6 +83,7 @@ class Trainer:
         resume: bool = False,
         initial: Path | None = None,
         report: Callable[[Event], None] = lambda event: None,
+        tensorboard: bool = False,
         **learner_options: Any,
     ) -> None:
         self.config = config
@@ -86,18 +97,13 @@ class Trainer:
         self.results: dict[str, Any] = {}
         self._clock = time.monotonic()
         self._seconds = 0.0
-        self.files.folder.mkdir(parents=True, exist_ok=True)
-        if resume and (self.files.last.exists() or self.files.previous.exists()):
-            self._resume()
-        elif self.files.run.exists() and not resume:
-            raise TrainingError(
-                f"{self.files.folder}: holds a run already; resume it or choose another folder"
-            )
-        else:
-            if initial is not None:
-                self._warm_start(initial)
-            self.files.history.write_text("")
-            self._write_run("started")
+        self._board: Any = None
+        checkpoint = distributed.on_first(lambda: self._open(resume, tensorboard))
+        if checkpoint is not None:
+            self._load(checkpoint)
+        elif initial is not None:
+            self._warm_start(initial)
+        distributed.on_first(lambda: self._begin(checkpoint, tensorboard))
 
     @property
     def done(self) -> bool:
@@ -129,19 +135,25 @@ class Trainer:
 
     def finish_burst(self) -> None:
         """Log, validate and save what is due."""
+        due = self.learner.iteration % self.config.log_every == 0 or self.done
+        metrics = self.learner.metrics() if due else None
+        self.best, self.results = distributed.on_first(lambda: self._finish_burst(metrics))
+
+    def _finish_burst(self, metrics: Metrics | None) -> tuple[float, dict[str, Any]]:
         config, now = self.config, self.learner.iteration
-        if now % config.log_every == 0 or self.done:
-            self._log()
-        validates = now % config.validate_every == 0 or self.done
-        if validates:
+        if metrics is not None:
+            self._log(metrics)
+        if now % config.validate_every == 0 or self.done:
             self._validate()
         if now % config.checkpoint_every == 0 or self.done:
             self._save()
         if self.done:
             self._write_run("finished")
+            if self._board is not None:
+                self._board.close()
+        return self.best, self.results
 
-    def _log(self) -> None:
-        metrics = self.learner.metrics()
+    def _log(self, metrics: Metrics) -> None:
         elapsed = time.monotonic() - self._clock
         self._seconds += elapsed
         self._clock = time.monotonic()
@@ -190,16 +202,49 @@ class Trainer:
             "seconds": self._seconds,
         }
 
-    def _resume(self) -> None:
-        checkpoint, problems = load_latest(self.files.folder)
+    def _open(self, resume: bool, tensorboard: bool) -> Checkpoint | None:
+        """Make the folder, or find in it the checkpoint to continue from."""
+        if tensorboard:
+            summary_writer()  # before anything is written
+        files = self.files
+        files.folder.mkdir(parents=True, exist_ok=True)
+        if not (resume and (files.last.exists() or files.previous.exists())):
+            if files.run.exists() and not resume:
+                raise TrainingError(
+                    f"{files.folder}: holds a run already; resume it or choose another folder"
+                )
+            return None
+        checkpoint, problems = load_latest(files.folder)
+        if TrainConfig.from_dict(checkpoint.info["config"]) != self.config:
+            raise TrainingError(f"{files.folder}: its checkpoint is of another configuration")
+        self.notes += [f"{problem}; went back to the checkpoint before" for problem in problems]
+        return checkpoint
+
+    def _load(self, checkpoint: Checkpoint) -> None:
         info = checkpoint.info
-        if TrainConfig.from_dict(info["config"]) != self.config:
-            raise TrainingError(f"{self.files.folder}: its checkpoint is of another configuration")
         self.learner.load_state(checkpoint.tensors, info["iteration"])
         self.best = -math.inf if info["best"] is None else info["best"]
         self.results, self._seconds = info["results"], info["seconds"]
-        self.notes += [f"{problem}; went back to the checkpoint before" for problem in problems]
-        # what was logged after the checkpoint will be logged again
+
+    def _warm_start(self, path: Path) -> None:
+        plain, _ = distributed.on_first(lambda: load_model(path))
+        warm_start(self.learner.model, plain.to(self.learner.device))
+
+    def _begin(self, checkpoint: Checkpoint | None, tensorboard: bool) -> None:
+        """Bring the files to where the learner is."""
+        if checkpoint is None:
+            self.files.history.write_text("")
+            self._write_run("started")
+        else:
+            self._cut_history(checkpoint.info["iteration"])
+            if self.done:
+                self._write_run("finished")
+        if tensorboard and not self.done:
+            after = self.learner.iteration + 1
+            self._board = summary_writer()(str(self.files.tensorboard), purge_step=after)
+
+    def _cut_history(self, iteration: int) -> None:
+        """Forget what was logged after the checkpoint: it will be logged again."""
         kept = []
         if self.files.history.exists():
             for line in self.files.history.read_text().splitlines():
@@ -207,20 +252,18 @@ class Trainer:
                     event = json.loads(line)
                 except ValueError:
                     continue  # a line cut short
-                if event["iteration"] <= info["iteration"]:
+                if event["iteration"] <= iteration:
                     kept.append(line)
         write_text(self.files.history, "".join(f"{line}\n" for line in kept))
-        if self.done:
-            self._write_run("finished")
-
-    def _warm_start(self, path: Path) -> None:
-        plain, _ = load_model(path)
-        warm_start(self.learner.model, plain.to(self.learner.device))
 
     def _emit(self, kind: str, **measured: Any) -> None:
         event = {"kind": kind, "iteration": self.learner.iteration, "seconds": self._seconds, **measured}
         with self.files.history.open("a") as file:
             file.write(json.dumps(event) + "\n")
+        if self._board is not None:
+            for name, value in scalars(event).items():
+                self._board.add_scalar(name, value, event["iteration"])
+            self._board.flush()
         self.report(event)
 
     def _write_run(self, status: str) -> None:
@@ -230,6 +273,7 @@ class Trainer:
             "config": self.config.to_dict(),
             "warm_start": None if self.initial is None else str(self.initial),
             "iteration": self.learner.iteration,
+            "processes": distributed.world(),
             "training_seconds": self._seconds,
             "results": self.results,
             "versions": {
@@ -261,6 +305,38 @@ def train_together(trainers: list[Trainer]) -> None:
                     moving = True
         for trainer in busy:
             trainer.finish_burst()
+
+
+def scalars(event: Event) -> dict[str, float]:
+    """The numbers of an event that TensorBoard draws, by name.
+
+    >>> event = {"kind": "validate", "modes": {"act": {"accuracy": 0.5, "nll": 1.0, "flops": 2e6}}}
+    >>> scalars(event)
+    {'validate/act/accuracy': 0.5, 'validate/act/nll': 1.0, 'validate/act/mflops': 2.0}
+    """
+    if event["kind"] == "train":
+        names = ("loss", "nll", "accuracy", "images_per_second")
+        blocks = enumerate(event["expected_steps"], 1)
+        return {f"train/{name}": event[name] for name in names} | {
+            f"train/expected_steps/block{k}": steps for k, steps in blocks
+        }
+    found = {}
+    for mode, measured in event["modes"].items():
+        for name in ("accuracy", "nll"):
+            found[f"validate/{mode}/{name}"] = measured[name]
+        found[f"validate/{mode}/mflops"] = measured["flops"] / 1e6
+    return found
+
+
+def summary_writer() -> Any:
+    """TensorBoard's SummaryWriter, which only those need who ask for it."""
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        raise ValueError(
+            "expected the package tensorboard to be installed (pip install torchpact[train])"
+        ) from None
+    return SummaryWriter
 
 
 def write_text(path: Path, text: str) -> None:
