@@ -17,7 +17,7 @@ from table import write_csv
 from torch import nn
 
 import torchpact as tp
-from torchpact.models.resnet import HaltingHead, ResNet, ResNetConfig
+from torchpact.models import HaltingHead, ResNet, ResNetConfig
 
 MODES = ("relaxed", "discrete", "thresholded", "act")
 

@@ -15,7 +15,7 @@ import torch
 from table import write_csv
 
 from torchpact.data import Images
-from torchpact.models.resnet import ResNetConfig
+from torchpact.models import ResNetConfig
 from torchpact.training import Learner, preset
 
 CASES = [  # units, method, together, iterations to time

@@ -11,7 +11,9 @@ from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
 from torchpact.block import AdaptiveBlock, Ponder
-from torchpact.models.resnet import HaltingHead, ResidualUnit, ResNet, map_sizes
+from torchpact.models.config import map_sizes
+from torchpact.models.resnet import ResNet
+from torchpact.models.units import HaltingHead, ResidualUnit
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from torch.nn import functional as F
 
 from torchpact.data import Images, load_sample
-from torchpact.models.resnet import ResNetConfig
+from torchpact.models import ResNetConfig
 from torchpact.training import TrainConfig, preset
 
 METHODS = ("plain", "relaxed", "reinforce", "act")

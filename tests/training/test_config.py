@@ -5,7 +5,7 @@ import pytest
 
 import torchpact as tp
 from tests.training.small import METHODS, config
-from torchpact.models.resnet import ResNetConfig
+from torchpact.models import ResNetConfig
 from torchpact.training import PRESETS, TrainConfig, preset
 
 

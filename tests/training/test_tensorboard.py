@@ -5,7 +5,7 @@ import pytest
 
 from tests.training.small import config, images
 from torchpact.training import Trainer
-from torchpact.training.trainer import Event
+from torchpact.training.run_files import Event
 
 TRAIN, TEST = images(), images("test", 40)
 BLOCKS = [f"train/expected_steps/block{k}" for k in (1, 2, 3)]

@@ -11,7 +11,7 @@ import torch
 import torchpact as tp
 from tests.training.small import METHODS, config, images
 from torchpact.data import standardize
-from torchpact.models.resnet import ResNetConfig
+from torchpact.models import ResNetConfig
 from torchpact.training import Trainer, TrainingError, evaluate, load_checkpoint, load_model, train_together
 
 TEST = images("test", 40)

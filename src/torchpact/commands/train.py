@@ -10,9 +10,9 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from torchpact.commands.common import DataRoot, Device, load_data, pick_device
-from torchpact.models.resnet import Per, ResNetConfig
+from torchpact.models.config import Per, ResNetConfig
 from torchpact.training import TrainConfig, Trainer, distributed, preset, train_together
-from torchpact.training.trainer import Event
+from torchpact.training.run_files import Event
 
 NETWORKS = {"resnet32": 5, "resnet110": 18}
 

@@ -6,11 +6,9 @@ Their parts          ResidualUnit, HaltingHead
 Training             warm_start
 """
 
+from torchpact.models.config import ResNetConfig
 from torchpact.models.resnet import (
-    HaltingHead,
-    ResidualUnit,
     ResNet,
-    ResNetConfig,
     build,
     psact_resnet32,
     psact_resnet110,
@@ -18,6 +16,7 @@ from torchpact.models.resnet import (
     resnet110,
     warm_start,
 )
+from torchpact.models.units import HaltingHead, ResidualUnit
 
 __all__ = [
     "HaltingHead",

@@ -4,7 +4,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Literal, get_args
 
 from torchpact._checks import check_count, check_number
-from torchpact.models.resnet import ResNetConfig
+from torchpact.models import ResNetConfig
 from torchpact.modes import ACT, MODES, Discrete, Mode, Relaxed
 
 Method = Literal["plain", "relaxed", "reinforce", "act"]

@@ -6,13 +6,14 @@ import os
 import platform
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
 
 import torchpact
+from torchpact._files import write_whole
 from torchpact.data import Images
 from torchpact.models.resnet import warm_start
 from torchpact.training import distributed
@@ -20,50 +21,11 @@ from torchpact.training.checkpoint import Checkpoint, load_latest, load_model, s
 from torchpact.training.config import TrainConfig
 from torchpact.training.evaluate import evaluate_modes
 from torchpact.training.learner import Learner, Metrics, derived_seed
-
-Event = dict[str, Any]
-"""A line of the history: kind "train" or "validate", the iteration, and what was measured."""
+from torchpact.training.run_files import Event, RunFiles, scalars, summary_writer
 
 
 class TrainingError(RuntimeError):
     """Training that cannot go on; the message is one line and says what is left."""
-
-
-@dataclass
-class RunFiles:
-    """The files of a run, all in one folder."""
-
-    folder: Path
-
-    @property
-    def run(self) -> Path:
-        """Configuration, versions and results."""
-        return self.folder / "run.json"
-
-    @property
-    def history(self) -> Path:
-        """One event a line."""
-        return self.folder / "history.jsonl"
-
-    @property
-    def last(self) -> Path:
-        """The newest checkpoint."""
-        return self.folder / "last.safetensors"
-
-    @property
-    def previous(self) -> Path:
-        """The one before it."""
-        return self.folder / "previous.safetensors"
-
-    @property
-    def best(self) -> Path:
-        """The one of the highest validation accuracy."""
-        return self.folder / "best.safetensors"
-
-    @property
-    def tensorboard(self) -> Path:
-        """What TensorBoard shows, where that was asked for."""
-        return self.folder / "tensorboard"
 
 
 class Trainer:
@@ -254,7 +216,7 @@ class Trainer:
                     continue  # a line cut short
                 if event["iteration"] <= iteration:
                     kept.append(line)
-        write_text(self.files.history, "".join(f"{line}\n" for line in kept))
+        write_whole(self.files.history, "".join(f"{line}\n" for line in kept).encode())
 
     def _emit(self, kind: str, **measured: Any) -> None:
         event = {"kind": kind, "iteration": self.learner.iteration, "seconds": self._seconds, **measured}
@@ -285,7 +247,7 @@ class Trainer:
                 else platform.processor(),
             },
         }
-        write_text(self.files.run, json.dumps(record, indent=2) + "\n")
+        write_whole(self.files.run, (json.dumps(record, indent=2) + "\n").encode())
 
 
 def train_together(trainers: list[Trainer]) -> None:
@@ -305,42 +267,3 @@ def train_together(trainers: list[Trainer]) -> None:
                     moving = True
         for trainer in busy:
             trainer.finish_burst()
-
-
-def scalars(event: Event) -> dict[str, float]:
-    """The numbers of an event that TensorBoard draws, by name.
-
-    >>> event = {"kind": "validate", "modes": {"act": {"accuracy": 0.5, "nll": 1.0, "flops": 2e6}}}
-    >>> scalars(event)
-    {'validate/act/accuracy': 0.5, 'validate/act/nll': 1.0, 'validate/act/mflops': 2.0}
-    """
-    if event["kind"] == "train":
-        names = ("loss", "nll", "accuracy", "images_per_second")
-        blocks = enumerate(event["expected_steps"], 1)
-        return {f"train/{name}": event[name] for name in names} | {
-            f"train/expected_steps/block{k}": steps for k, steps in blocks
-        }
-    found = {}
-    for mode, measured in event["modes"].items():
-        for name in ("accuracy", "nll"):
-            found[f"validate/{mode}/{name}"] = measured[name]
-        found[f"validate/{mode}/mflops"] = measured["flops"] / 1e6
-    return found
-
-
-def summary_writer() -> Any:
-    """TensorBoard's SummaryWriter, which only those need who ask for it."""
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError:
-        raise ValueError(
-            "expected the package tensorboard to be installed (pip install torchpact[train])"
-        ) from None
-    return SummaryWriter
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write a file so that it is there in full or not at all."""
-    temporary = path.with_name(f".{path.name}.tmp")
-    temporary.write_text(text)
-    os.replace(temporary, path)

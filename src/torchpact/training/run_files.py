@@ -1,0 +1,77 @@
+"""The files a run leaves, and what of it TensorBoard shows."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+Event = dict[str, Any]
+"""A line of the history: kind "train" or "validate", the iteration, and what was measured."""
+
+
+@dataclass
+class RunFiles:
+    """The files of a run, all in one folder."""
+
+    folder: Path
+
+    @property
+    def run(self) -> Path:
+        """Configuration, versions and results."""
+        return self.folder / "run.json"
+
+    @property
+    def history(self) -> Path:
+        """One event a line."""
+        return self.folder / "history.jsonl"
+
+    @property
+    def last(self) -> Path:
+        """The newest checkpoint."""
+        return self.folder / "last.safetensors"
+
+    @property
+    def previous(self) -> Path:
+        """The one before it."""
+        return self.folder / "previous.safetensors"
+
+    @property
+    def best(self) -> Path:
+        """The one of the highest validation accuracy."""
+        return self.folder / "best.safetensors"
+
+    @property
+    def tensorboard(self) -> Path:
+        """What TensorBoard shows, where that was asked for."""
+        return self.folder / "tensorboard"
+
+
+def scalars(event: Event) -> dict[str, float]:
+    """The numbers of an event that TensorBoard draws, by name.
+
+    >>> event = {"kind": "validate", "modes": {"act": {"accuracy": 0.5, "nll": 1.0, "flops": 2e6}}}
+    >>> scalars(event)
+    {'validate/act/accuracy': 0.5, 'validate/act/nll': 1.0, 'validate/act/mflops': 2.0}
+    """
+    if event["kind"] == "train":
+        names = ("loss", "nll", "accuracy", "images_per_second")
+        blocks = enumerate(event["expected_steps"], 1)
+        return {f"train/{name}": event[name] for name in names} | {
+            f"train/expected_steps/block{k}": steps for k, steps in blocks
+        }
+    found = {}
+    for mode, measured in event["modes"].items():
+        for name in ("accuracy", "nll"):
+            found[f"validate/{mode}/{name}"] = measured[name]
+        found[f"validate/{mode}/mflops"] = measured["flops"] / 1e6
+    return found
+
+
+def summary_writer() -> Any:
+    """TensorBoard's SummaryWriter, which only those need who ask for it."""
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        raise ValueError(
+            "expected the package tensorboard to be installed (pip install torchpact[train])"
+        ) from None
+    return SummaryWriter
