@@ -188,8 +188,10 @@ class Learner:
             for group in self.optimizer.param_groups:
                 group["lr"] = rate
 
+    @torch.enable_grad()
     def _prepare(self) -> None:
         """Compile, warm up and capture the iteration, then put everything back as it was."""
+        torch.cuda.synchronize(self.device)  # weights may still be on their way, from another stream
         before = {name: value.clone() for name, value in self.state().items()}
         for _ in range(3):
             self._iterate()
@@ -210,11 +212,10 @@ class Learner:
 
     def metrics(self) -> Metrics:
         """Read the means since the last call; waits for the device."""
-        if self.stream is not None:
-            self.stream.synchronize()
-        sums = distributed.mean(self._sums / max(self._since, 1)).tolist()
+        with self._on_stream():
+            sums = distributed.mean(self._sums / max(self._since, 1)).tolist()
+            self._sums.zero_()
         count, self._since = self._since, 0
-        self._sums.zero_()
         return Metrics(sums[0], sums[1], sums[2], sums[3:], count)
 
     def state(self) -> dict[str, Tensor]:
@@ -245,11 +246,12 @@ class Learner:
             if value.shape != tensors[name].shape or value.dtype != tensors[name].dtype:
                 given = f"{tuple(tensors[name].shape)} {tensors[name].dtype}"
                 raise ValueError(f"expected {name} as {tuple(value.shape)} {value.dtype}, got {given}")
-        for name, value in own.items():
-            value.copy_(tensors[name])
         self.iteration, self._epoch, self._since = iteration, -1, 0
-        self._sums.zero_()
-        self._set_learning_rate()
+        with self._on_stream():
+            for name, value in own.items():
+                value.copy_(tensors[name])
+            self._sums.zero_()
+            self._set_learning_rate()
 
     def _create_optimizer_state(self, tensors: dict[str, Tensor]) -> None:
         """Make room for what an optimizer keeps, which it would do in its first iteration."""
