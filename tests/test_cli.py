@@ -50,6 +50,10 @@ def test_exact_map_solution_of_the_demo_is_the_best_of_all_fixed_choices():
         (["demo", "--tau", "-1"], "expected tau in [0, inf), got -1.0"),
         (["demo", "--iterations", "0"], "expected iterations to be an integer of at least 1, got 0"),
         (["demo", "--seed", "-3"], "expected seed to be an integer of at least 0, got -3"),
+        (
+            ["demo", "--seed", "9" * 23],
+            "expected seed to be an integer of at most 9223372036854775807, got 999",
+        ),
         (["demo", "--tau", "cheap"], "--tau"),
         (["demo", "--speed", "9"], "--speed"),
         (["dance"], "dance"),

@@ -30,9 +30,9 @@ def check_probabilities(name: str, x: Tensor, dim: int) -> Tensor:
     """Also check that all but the last entry along ``dim`` lie in [0, 1]."""
     x = check_iterations(name, x, dim)
     used = x.detach().narrow(dim, 0, x.size(dim) - 1)
-    if readable(used) and not ((used >= 0) & (used <= 1)).all():
-        # NaN fails both comparisons, so it is caught here too
-        bad = used[~((used >= 0) & (used <= 1))].flatten()[0].item()
+    inside = (used >= 0) & (used <= 1)  # NaN fails both comparisons, so it is caught here too
+    if readable(used) and not inside.all():
+        bad = used[~inside].flatten()[0].item()
         raise ValueError(f"expected {name} in [0, 1], got {bad}")
     return x
 
@@ -66,10 +66,12 @@ def check_number(
     return float(value)
 
 
-def check_count(name: str, value: int, minimum: int = 1) -> int:
-    """Return ``value`` if it is a whole number of at least ``minimum`` that a tensor could hold."""
-    if isinstance(value, bool) or not isinstance(value, Integral) or not minimum <= value < 2**63:
+def check_count(name: str, value: int, minimum: int = 1, maximum: int | None = None) -> int:
+    """Return ``value`` if it is a whole number of at least ``minimum``, and at most ``maximum`` if given."""
+    if isinstance(value, bool) or not isinstance(value, Integral) or value < minimum:
         raise ValueError(f"expected {name} to be an integer of at least {minimum}, got {value!r}")
+    if maximum is not None and value > maximum:
+        raise ValueError(f"expected {name} to be an integer of at most {maximum}, got {value!r}")
     return int(value)
 
 

@@ -8,9 +8,10 @@ import torch
 from torch import Tensor, nn
 
 from torchpact import _state
+from torchpact._callables import as_module, as_modules, is_gated
 from torchpact._checks import at_least_single, check_count, readable
 from torchpact._state import State
-from torchpact.halting import _steps_from_survival
+from torchpact.halting import _steps_from_survival, iteration_index
 from torchpact.modes import Mode, Relaxed, as_mode
 
 
@@ -46,8 +47,7 @@ class Ponder(NamedTuple):
     @property
     def active(self) -> Tensor:
         """Which positions ran which iteration: L booleans along dim 0; the first row is all true."""
-        index = torch.arange(1, len(self.probs) + 1, device=self.steps.device)
-        return index.view((-1,) + (1,) * self.steps.dim()) <= self.steps
+        return iteration_index(len(self.probs), self.steps) <= self.steps
 
 
 class Residual(nn.Module):
@@ -67,7 +67,7 @@ class Residual(nn.Module):
 
     def __init__(self, function: Callable[..., Tensor]) -> None:
         super().__init__()
-        self.function = _as_module(function)
+        self.function = as_module(function)
 
     def forward(self, u: Tensor, *context: Any, gate: Tensor | None = None) -> Tensor:
         """Add the residual, where the gate is open."""
@@ -108,8 +108,8 @@ class AdaptiveBlock(nn.Module):
         max_steps: int | None = None,
     ) -> None:
         super().__init__()
-        step_list, shared_step = _as_modules("steps", steps)
-        head_list, shared_head = _as_modules("halting", halting)
+        step_list, shared_step = as_modules("steps", steps)
+        head_list, shared_head = as_modules("halting", halting)
         if shared_step:
             if max_steps is None:
                 raise ValueError(
@@ -173,14 +173,14 @@ class AdaptiveBlock(nn.Module):
     @property
     def _heeds_gate(self) -> bool:
         """Whether any step after the first takes the gate."""
-        return any(_is_gated(step) for step in (self.steps[1:] if len(self.steps) > 1 else self.steps))
+        return any(is_gated(step) for step in (self.steps[1:] if len(self.steps) > 1 else self.steps))
 
     def _advance(
         self, index: int, u: State, gate: Tensor | None, context: tuple[Any, ...], freeze: bool
     ) -> State:
         step = self.steps[index if len(self.steps) > 1 else 0]
         # a step that takes the gate leaves closed positions as they are; for others the block does
-        freezes_itself = gate is not None and _is_gated(step)
+        freezes_itself = gate is not None and is_gated(step)
         before = _state.versions(u)
         if gate is not None and freezes_itself:
             moved: State = step(u, *context, gate=gate.to(_state.parts(u)[0].dtype))
@@ -270,38 +270,3 @@ class use_mode:
     ) -> None:
         for block, mode in self._before:
             block.mode = mode
-
-
-class _Function(nn.Module):
-    """A plain callable in the clothes of a module, so that lists of steps can hold both."""
-
-    def __init__(self, function: Callable[..., Any]) -> None:
-        super().__init__()
-        self.function = function
-        self.gated = _is_gated(function)
-
-    def extra_repr(self) -> str:
-        return getattr(self.function, "__qualname__", repr(self.function))
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        return self.function(*args, **kwargs)
-
-
-def _as_module(function: Callable[..., Any]) -> nn.Module:
-    if not callable(function):
-        raise TypeError(f"expected a callable, got {type(function).__name__}")
-    return function if isinstance(function, nn.Module) else _Function(function)
-
-
-def _as_modules(name: str, given: Any) -> tuple[list[nn.Module], bool]:
-    """Return the callables as modules, and whether a single one was given."""
-    # A ModuleList defines no forward but is callable; a Sequential is one step, though it iterates
-    if isinstance(given, nn.ModuleList) or (isinstance(given, Iterable) and not callable(given)):
-        return [_as_module(function) for function in given], False
-    if callable(given):
-        return [_as_module(given)], True
-    raise TypeError(f"expected {name} to be a callable or a list of them, got {given!r}")
-
-
-def _is_gated(step: Any) -> bool:
-    return bool(getattr(step, "gated", False))

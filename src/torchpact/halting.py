@@ -104,6 +104,12 @@ def act_step(remaining: Tensor, h: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     return weight, torch.where(goes_on, left, torch.zeros_like(left))
 
 
+def iteration_index(count: int, positions: Tensor) -> Tensor:
+    """Return 1 … count along a new first dimension, to be compared with something of every position."""
+    index = torch.arange(1, count + 1, device=positions.device)
+    return index.view((-1,) + (1,) * positions.dim())
+
+
 def _log_stick_breaking(logits: Tensor, dim: int) -> Tensor:
     used = logits.narrow(dim, 0, logits.size(dim) - 1)
     zero = torch.zeros_like(logits.narrow(dim, 0, 1))

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from torchpact._checks import check_number
-from torchpact.halting import _log_stick_breaking, act_step
+from torchpact.halting import _log_stick_breaking, act_step, iteration_index
 from torchpact.relaxation import bernoulli, logistic_noise, relaxed_bernoulli
 
 
@@ -139,8 +139,7 @@ class ACT(Mode):
 
     def cost(self, probs: Tensor, steps: Tensor, expected_steps: Tensor) -> Tensor:
         """Return the ponder cost ρ = N + R."""
-        index = torch.arange(1, len(probs) + 1, device=steps.device)
-        before = index.view((-1,) + (1,) * steps.dim()) < steps
+        before = iteration_index(len(probs), steps) < steps
         # Multiplying by 0 would keep a NaN that was never part of the sum
         return steps + 1 - torch.where(before, probs, torch.zeros_like(probs)).sum(0)
 

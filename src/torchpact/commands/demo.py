@@ -26,7 +26,7 @@ def demo(
     """
     check_count("iterations", iterations)
     check_number("tau", tau, 0, open_high=True)
-    torch.manual_seed(check_count("seed", seed, minimum=0))
+    torch.manual_seed(check_count("seed", seed, minimum=0, maximum=2**63 - 1))
     block = toy.make_block()
     columns = (TextColumn("training"), BarColumn(), TextColumn("{task.fields[shown]}"), TimeRemainingColumn())
     console = Console(stderr=True)

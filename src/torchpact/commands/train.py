@@ -125,10 +125,7 @@ def _run(trainers: list[Trainer]) -> None:
                 shown="",
             )
             trainer.report = _reporter(bar, task)
-        if len(trainers) == 1:
-            trainers[0].run()
-        else:
-            train_together(trainers)
+        train_together(trainers)
 
 
 def _reporter(bar: Progress, task: Any) -> Any:

@@ -9,10 +9,11 @@ import torch
 from torch.nn import functional as F
 
 from torchpact.block import use_mode
-from torchpact.data import Images, standardize
+from torchpact.data import Images
 from torchpact.flops import flops_from_ponders
 from torchpact.models.resnet import ResNet
 from torchpact.modes import Mode
+from torchpact.training.inputs import as_input, casting
 
 
 @dataclass(frozen=True)
@@ -60,18 +61,14 @@ def evaluate(
     steps = torch.zeros(blocks, dtype=torch.double, device=device)
     cost = torch.zeros(blocks, dtype=torch.double, device=device)
     totals, block_flops = [], []
-    cast = torch.autocast(device.type, dtype=torch.bfloat16) if precision == "bf16" else nullcontext()
     try:
-        with cast, use_mode(model, mode) if mode is not None else nullcontext():
+        with casting(device, precision), use_mode(model, mode) if mode is not None else nullcontext():
             for images, labels in zip(data.images.split(batch), data.labels.split(batch), strict=True):
-                x = standardize(images)
-                if device.type == "cuda":
-                    x = x.contiguous(memory_format=torch.channels_last)
-                logits, ponders = model(x)
+                logits, ponders = model(as_input(images))
                 logits = logits.float()
                 sums[0] += F.cross_entropy(logits, labels, reduction="sum")
                 sums[1] += (logits.argmax(1) == labels).sum()
-                count = flops_from_ponders(model, ponders, x.shape)
+                count = flops_from_ponders(model, ponders, images.shape)
                 totals.append(count.total)
                 block_flops.append(count.blocks)
                 for k, ponder in enumerate(ponders):

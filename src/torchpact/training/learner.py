@@ -9,7 +9,7 @@ Where there is a process group, its processes share the work of each iteration; 
 
 import hashlib
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,11 +18,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from torchpact.baseline import EMABaseline
-from torchpact.data import BatchOrder, Images, augment, standardize
+from torchpact.data import BatchOrder, Images, augment
 from torchpact.models.resnet import ResNet, build
 from torchpact.objective import map_loss, reinforce_loss
 from torchpact.training import distributed
 from torchpact.training.config import TrainConfig
+from torchpact.training.inputs import as_input, casting
 
 
 @dataclass(frozen=True)
@@ -91,15 +92,14 @@ class Learner:
         blocks = len(self.model.blocks) if config.network.adaptive else 0
         self._sums = torch.zeros(3 + blocks, dtype=torch.double, device=self.device)
         self._since = 0
+        self._rate = config.lr
         self._objective = torch.compile(self._forward, fullgraph=True) if self.compile else self._forward
         self._graph: torch.cuda.CUDAGraph | None = None
         self.stream = torch.cuda.Stream(self.device) if self.capture else None
 
     def _make_optimizer(self) -> torch.optim.Optimizer:
         config = self.config
-        decayed = [
-            p for m in self.model.modules() if isinstance(m, nn.Conv2d | nn.Linear) for p in [m.weight]
-        ]
+        decayed = [m.weight for m in self.model.modules() if isinstance(m, nn.Conv2d | nn.Linear)]
         known = {id(p) for p in decayed}
         others = [p for p in self.model.parameters() if id(p) not in known]
         groups: list[dict[str, Any]] = [
@@ -121,12 +121,8 @@ class Learner:
             images, labels = images[self._share], labels[self._share]
             own = derived_seed(config.seed, "network", self.iteration, distributed.rank())
             torch.manual_seed(own)
-        x = standardize(images)
-        if self.device.type == "cuda":
-            x = x.contiguous(memory_format=torch.channels_last)
-        half = config.precision == "bf16"
-        with torch.autocast(self.device.type, dtype=torch.bfloat16) if half else nullcontext():
-            logits, ponders = self.model(x)
+        with casting(self.device, config.precision):
+            logits, ponders = self.model(as_input(images))
         logits = logits.float()
         nll = F.cross_entropy(logits, labels, reduction="none")
         if config.method == "reinforce":
@@ -180,8 +176,9 @@ class Learner:
 
     def _set_learning_rate(self) -> None:
         rate = self.config.learning_rate(self.iteration)
-        if self.iteration > 0 and self._since > 0 and rate == self.config.learning_rate(self.iteration - 1):
+        if rate == self._rate:
             return
+        self._rate = rate
         if isinstance(self.lr, Tensor):
             self.lr.fill_(rate)
         else:
@@ -209,6 +206,11 @@ class Learner:
                 value.zero_()
         self._sums.zero_()
         self._epoch = -1
+
+    def wait(self) -> None:
+        """Wait until the device has done all that was asked of it."""
+        if self.stream is not None:
+            self.stream.synchronize()
 
     def metrics(self) -> Metrics:
         """Read the means since the last call; waits for the device."""

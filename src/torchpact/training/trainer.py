@@ -80,7 +80,9 @@ class Trainer:
 
     def burst(self) -> None:
         """Train until there is something to log, validate or save, and do that."""
-        self.start_burst()
+        stop = self.next_stop()
+        while self.learner.iteration < stop:
+            self.learner.advance()
         self.finish_burst()
 
     def next_stop(self) -> int:
@@ -88,12 +90,6 @@ class Trainer:
         config, now = self.config, self.learner.iteration
         intervals = (config.log_every, config.validate_every, config.checkpoint_every)
         return min(config.iterations, *((now // every + 1) * every for every in intervals))
-
-    def start_burst(self) -> None:
-        """Train until the next stop; on a GPU this only queues the work."""
-        stop = self.next_stop()
-        while self.learner.iteration < stop:
-            self.learner.advance()
 
     def finish_burst(self) -> None:
         """Log, validate and save what is due."""
@@ -131,8 +127,7 @@ class Trainer:
 
     def _validate(self) -> None:
         learner, started = self.learner, time.monotonic()
-        if learner.stream is not None:
-            learner.stream.synchronize()
+        learner.wait()
         seed = derived_seed(self.config.seed, "validation")
         measured = evaluate_modes(
             learner.model, self.test, self.config.modes, precision=self.config.precision, seed=seed
@@ -147,8 +142,7 @@ class Trainer:
             save_checkpoint(self.files.best, learner.state(), self._info())
 
     def _save(self) -> None:
-        if self.learner.stream is not None:
-            self.learner.stream.synchronize()
+        self.learner.wait()
         state = self.learner.state()
         for name, value in state.items():
             if value.is_floating_point() and not value.isfinite().all():

@@ -1,0 +1,41 @@
+"""Steps and heads as users give them: modules or plain callables, one or a list."""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from torch import nn
+
+
+class _Function(nn.Module):
+    """A plain callable in the clothes of a module, so that lists of steps can hold both."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.function = function
+        self.gated = is_gated(function)
+
+    def extra_repr(self) -> str:
+        return getattr(self.function, "__qualname__", repr(self.function))
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.function(*args, **kwargs)
+
+
+def as_module(function: Callable[..., Any]) -> nn.Module:
+    if not callable(function):
+        raise TypeError(f"expected a callable, got {type(function).__name__}")
+    return function if isinstance(function, nn.Module) else _Function(function)
+
+
+def as_modules(name: str, given: Any) -> tuple[list[nn.Module], bool]:
+    """Return the callables as modules, and whether a single one was given."""
+    # A ModuleList defines no forward but is callable; a Sequential is one step, though it iterates
+    if isinstance(given, nn.ModuleList) or (isinstance(given, Iterable) and not callable(given)):
+        return [as_module(function) for function in given], False
+    if callable(given):
+        return [as_module(given)], True
+    raise TypeError(f"expected {name} to be a callable or a list of them, got {given!r}")
+
+
+def is_gated(step: Any) -> bool:
+    return bool(getattr(step, "gated", False))
