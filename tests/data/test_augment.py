@@ -246,18 +246,6 @@ def test_a_run_resumed_anywhere_sees_the_same_batches() -> None:
     assert all(a.equal(b) for a, b in zip(whole, reversed(backwards), strict=True))
 
 
-@settings(deadline=None, max_examples=30)
-@given(st.integers(1, 4), st.integers(1, 5), st.integers(0, 20))
-def test_shards_partition_the_global_batch_in_order(world: int, share: int, iteration: int) -> None:
-    size, batch = 61, world * share
-    whole = BatchOrder(size, batch, seed=2).indices(iteration)
-    shards = [
-        BatchOrder(size, batch, seed=2, rank=rank, world=world).indices(iteration) for rank in range(world)
-    ]
-    assert all(len(shard) == share for shard in shards)
-    assert torch.cat(shards).equal(whole)
-
-
 def test_seed_and_epoch_are_not_interchangeable() -> None:
     def orders(seed: int) -> list[tuple[int, ...]]:
         return [tuple(epoch_of(BatchOrder(50, 50, seed), epoch)) for epoch in range(5)]
@@ -296,19 +284,15 @@ def test_the_permutation_is_drawn_once_an_epoch(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.parametrize(
-    ("batch", "seed", "rank", "world", "message"),
+    ("batch", "seed", "message"),
     [
-        (11, 0, 0, 1, "expected a batch of at most 10 examples, got 11"),
-        (4, 0, 0, 3, "expected a batch that 3 processes share evenly, got 4"),
-        (4, 0, 2, 2, "expected rank to be below world, 2, got 2"),
-        (4, -1, 0, 1, "expected seed to be an integer of at least 0, got -1"),
+        (11, 0, "expected a batch of at most 10 examples, got 11"),
+        (4, -1, "expected seed to be an integer of at least 0, got -1"),
     ],
 )
-def test_batch_order_says_what_is_wrong_with_its_arguments(
-    batch: int, seed: int, rank: int, world: int, message: str
-) -> None:
+def test_batch_order_says_what_is_wrong_with_its_arguments(batch: int, seed: int, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        BatchOrder(10, batch, seed, rank, world)
+        BatchOrder(10, batch, seed)
 
 
 def test_there_is_no_iteration_before_the_first() -> None:

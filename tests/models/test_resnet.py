@@ -606,3 +606,13 @@ def test_compiles_without_a_graph_break(mode, group):
 def test_the_model_prints_its_configuration():
     assert "ResNetConfig(units=2, width=1" in repr(tiny())
     assert isinstance(tiny(), ResNet)
+
+
+@pytest.mark.parametrize("norm", [False, True])
+@pytest.mark.parametrize("group", [1, 2])
+def test_a_head_computes_the_same_with_and_without_gradients(norm, group):
+    head = HaltingHead(8, group=group, norm=norm).double().eval()
+    u = torch.randn(3, 8, 4, 6, dtype=torch.double).to(memory_format=torch.channels_last)
+    with torch.no_grad():
+        expected = head(u)
+    torch.testing.assert_close(head(u), expected)

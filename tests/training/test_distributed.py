@@ -45,6 +45,17 @@ def tensors(folder):
     return load_checkpoint(folder / "last.safetensors").tensors
 
 
+@pytest.mark.parametrize("world", [1, 2, 3, 6])
+def test_shares_partition_the_batch_in_order(monkeypatch, world):
+    monkeypatch.setattr(distributed, "world", lambda: world)
+    shares = []
+    for rank in range(world):
+        monkeypatch.setattr(distributed, "rank", lambda rank=rank: rank)
+        shares += list(range(12))[distributed.share(12)]
+    assert shares == list(range(12))
+    assert len(range(12)[distributed.share(12)]) == 12 // world
+
+
 # ---- what each of two processes does; what they find is left in files ----
 
 

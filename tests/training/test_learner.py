@@ -142,3 +142,13 @@ def test_a_state_of_another_run_is_refused_and_changes_nothing(damage, message):
     with pytest.raises(ValueError, match=message):
         learner.load_state(state, 1)
     assert same(before, learner.state())
+
+
+def test_a_deterministic_run_leaves_the_settings_of_torch_alone():
+    plain, deterministic = (Learner(config(deterministic=d), images()) for d in (False, True))
+    for learner in (plain, deterministic):
+        learner.advance()
+    assert not torch.are_deterministic_algorithms_enabled()
+    assert same(plain.state(), deterministic.state())
+    with pytest.raises(ValueError, match="expected no compile in a deterministic run"):
+        Learner(config(deterministic=True), images(), compile=True)

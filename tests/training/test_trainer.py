@@ -244,3 +244,12 @@ def test_evaluation_leaves_mode_and_training_flag_alone():
     evaluate(model, TEST, "thresholded")
     assert model.training
     assert all(block.mode == tp.ACT() for block in model.blocks)
+
+
+def test_one_of_several_that_fails_leaves_the_others_alone(tmp_path):
+    runs = [trainer(tmp_path / name, config(seed=seed)) for seed, name in enumerate(("good", "bad", "other"))]
+    with torch.no_grad():
+        runs[1].learner.model.classifier.bias.fill_(float("nan"))
+    with pytest.raises(TrainingError, match=r"^bad: .* is not finite at iteration 3; not saved$"):
+        train_together(runs)
+    assert [run.done for run in runs] == [True, False, True]

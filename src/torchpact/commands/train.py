@@ -7,12 +7,11 @@ from typing import Annotated, Any, cast
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from torchpact.commands.common import DataRoot, Device, load_data, pick_device
+from torchpact.commands.progress import TrainingProgress
 from torchpact.models.config import Per, ResNetConfig
-from torchpact.training import TrainConfig, Trainer, distributed, preset, train_together
-from torchpact.training.run_files import Event
+from torchpact.training import TrainConfig, Trainer, distributed, preset
 
 NETWORKS = {"resnet32": 5, "resnet110": 18}
 
@@ -38,6 +37,9 @@ def train(
     halting_norm: Annotated[bool, typer.Option(help="Batch norm in the halting heads, as SACT.")] = False,
     validate_every: Annotated[int | None, typer.Option(help="Iterations between validations.")] = None,
     precision: Annotated[str | None, typer.Option(help="fp32 or bf16; bf16 on a GPU by default.")] = None,
+    deterministic: Annotated[
+        bool, typer.Option(help="The same bits every time on a GPU too; slower.")
+    ] = False,
     data: DataRoot = None,
     images: Annotated[int | None, typer.Option(help="Train on the first so many images only.")] = None,
     device: Device = "auto",
@@ -64,6 +66,7 @@ def train(
         "clip": clip,
         "validate_every": validate_every,
         "precision": precision or ("bf16" if place.type == "cuda" else "fp32"),
+        "deterministic": deterministic,
         "method": method,
         "network": ResNetConfig(
             units=units,
@@ -93,7 +96,8 @@ def train(
         for trainer in trainers:
             for note in trainer.notes:
                 Console(stderr=True).print(note, highlight=False)
-        _run(trainers)
+        with TrainingProgress() as progress:
+            progress.train(trainers)
     except distributed.FirstFailed:
         raise SystemExit(2) from None  # the first process says why
     first = distributed.rank() == 0
@@ -106,43 +110,6 @@ def train(
 def _name(config: TrainConfig) -> str:
     tau = "" if config.method == "plain" else f"-tau{config.tau:g}"
     return f"{config.method}{tau}-seed{config.seed}"
-
-
-def _run(trainers: list[Trainer]) -> None:
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[shown]}"),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=Console(stderr=True), disable=distributed.rank() > 0) as bar:
-        for trainer in trainers:
-            task = bar.add_task(
-                trainer.files.folder.name,
-                total=trainer.config.iterations,
-                completed=trainer.learner.iteration,
-                shown="",
-            )
-            trainer.report = _reporter(bar, task)
-        train_together(trainers)
-
-
-def _reporter(bar: Progress, task: Any) -> Any:
-    seen: dict[str, str] = {}
-
-    def report(event: Event) -> None:
-        if event["kind"] == "train":
-            steps = " ".join(f"{s:.2f}" for s in event["expected_steps"])
-            seen["train"] = f"loss {event['loss']:.3f}" + (f", steps {steps}" if steps else "")
-            seen["speed"] = f"{event['images_per_second']:.0f} img/s"
-        else:
-            mode, measured = next(iter(event["modes"].items()))
-            seen["test"] = f"{mode} {measured['accuracy']:.2%} {measured['flops'] / 1e6:.1f} MFLOPs"
-        shown = ", ".join(seen[key] for key in ("train", "test", "speed") if key in seen)
-        bar.update(task, completed=event["iteration"], shown=shown)
-
-    return report
 
 
 def _table(results: dict[str, Any]) -> str:

@@ -11,8 +11,7 @@ class BatchOrder:
     """The batches of a training run: every epoch visits ``size`` examples in a fresh random order.
 
     Nothing is carried from one iteration to the next, so a run resumes at any of them exactly. The
-    last size mod ``batch`` examples of an epoch's order are left out. Of ``world`` processes, each
-    gets its share, number ``rank``, of the same ``batch`` examples. Indices live on ``device``, where
+    last size mod ``batch`` examples of an epoch's order are left out. Indices live on ``device``, where
     each epoch's order is copied once; it is the same order on every device.
 
     >>> order = BatchOrder(size=10, batch=4, seed=0)
@@ -27,22 +26,14 @@ class BatchOrder:
         size: int,
         batch: int,
         seed: int,
-        rank: int = 0,
-        world: int = 1,
         device: torch.device | str = "cpu",
     ) -> None:
         self.size = check_count("size", size)
         self.batch = check_count("batch", batch)
         self.seed = check_count("seed", seed, minimum=0)
-        self.rank = check_count("rank", rank, minimum=0)
-        self.world = check_count("world", world)
         self.device = torch.device(device)
         if batch > size:
             raise ValueError(f"expected a batch of at most {size} examples, got {batch}")
-        if batch % world:
-            raise ValueError(f"expected a batch that {world} processes share evenly, got {batch}")
-        if rank >= world:
-            raise ValueError(f"expected rank to be below world, {world}, got {rank}")
         self._cached: tuple[int, Tensor] | None = None
 
     @property
@@ -55,18 +46,15 @@ class BatchOrder:
         return check_count("iteration", iteration, minimum=0) // self.batches_per_epoch
 
     def indices(self, iteration: int) -> Tensor:
-        """Return the indices, int64, of this process's examples in ``iteration``, from 0."""
+        """Return the indices, int64, of the examples of ``iteration``, from 0."""
         order = self._order(self.epoch(iteration))
-        share = self.batch // self.world
-        start = iteration % self.batches_per_epoch * self.batch + self.rank * share
+        start = iteration % self.batches_per_epoch * self.batch
         # A copy, lest writing into it change batches to come
-        return order[start : start + share].clone()
+        return order[start : start + self.batch].clone()
 
     def whole_epoch(self, epoch: int) -> Tensor:
-        """Return the indices of all batches of an epoch in turn; this process's share of each."""
-        share = self.batch // self.world
-        batches = self._order(epoch)[: self.batches_per_epoch * self.batch].view(-1, self.world, share)
-        return batches[:, self.rank].flatten()
+        """Return the indices of all batches of an epoch in turn."""
+        return self._order(epoch)[: self.batches_per_epoch * self.batch].clone()
 
     def _order(self, epoch: int) -> Tensor:
         if self._cached is None or self._cached[0] != epoch:

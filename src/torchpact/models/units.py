@@ -71,7 +71,7 @@ class HaltingHead(nn.Module):
     def forward(self, u: Tensor) -> Tensor:
         """Return logits that broadcast to ``u``."""
         u = join_patches(u)
-        if self.conv is not None and self.norm is None:
+        if self.conv is not None and self.norm is None and _by_products():
             # pooling is linear: its product rides along with those of the convolution
             products = _project(u, torch.cat([self.conv.weight[0].flatten(1), self.linear.weight.t()], 1))
             logits = _gather_taps(products[:, :9]) + products[:, 9:].mean((2, 3), keepdim=True)
@@ -81,21 +81,36 @@ class HaltingHead(nn.Module):
             if self.pooled_norm is not None:
                 pooled = F.relu(self.pooled_norm(pooled))
             logits = at_least_single(self.linear(pooled.flatten(1)))[:, :, None, None]
-            if self.conv is not None and self.norm is not None:
-                local = F.relu(self.norm(u))
-                logits = _gather_taps(_project(local, self.conv.weight[0].flatten(1))) + logits
+            if self.conv is not None:
+                local = u if self.norm is None else F.relu(self.norm(u))
+                logits = _convolve(local, self.conv) + logits
         return logits if self.group == 1 else split_patches(logits, self.group).mean((3, 5), keepdim=True)
 
 
 # A 3×3 convolution to a single channel leaves a GPU's matrix units idle: cuDNN's takes half as long as a
 # whole unit's. One product with all nine taps, added up where they belong, makes a relaxed training step of
-# ResNet-32 1.29 times the plain one instead of 1.68 times (benchmarks/training.py).
+# ResNet-32 1.29 times the plain one instead of 1.68 times (benchmarks/training.py). That is where the compiler
+# makes one kernel of the additions: one by one, without gradients, they take longer than the convolution.
+
+
+def _by_products() -> bool:
+    return torch.is_grad_enabled() or torch.compiler.is_compiling()
+
+
+def _convolve(u: Tensor, conv: nn.Conv2d) -> Tensor:
+    """Convolve to a single channel; in single precision."""
+    if _by_products():
+        return _gather_taps(_project(u, conv.weight[0].flatten(1)))
+    return at_least_single(conv(u))
 
 
 def _project(u: Tensor, weight: Tensor) -> Tensor:
     """Multiply the channels of ``u`` by a (channels, n) matrix at every position; in single precision."""
     if u.is_contiguous(memory_format=torch.channels_last) and not u.is_contiguous():
-        product = (u.permute(0, 2, 3, 1) @ weight).permute(0, 3, 1, 2)
+        # columns of zeros, to the eight that half precision on a GPU is fast in multiples of
+        columns = weight.size(1)
+        wide = F.pad(weight, (0, -columns % 8))
+        product = (u.permute(0, 2, 3, 1) @ wide)[..., :columns].permute(0, 3, 1, 2)
     else:
         product = (weight.t() @ u.flatten(2)).unflatten(2, u.shape[2:])
     return at_least_single(product)

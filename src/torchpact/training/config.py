@@ -45,11 +45,15 @@ class TrainConfig:
 
     seed: int = 0
     precision: Precision = "fp32"
+    deterministic: bool = False
+    """Whether a GPU, too, gives the same bits every time; it costs speed, as nothing is compiled."""
     log_every: int = 500
     validate_every: int = 5000
     checkpoint_every: int = 5000
     validate_modes: tuple[str, ...] | None = None
     """Modes to validate in; None is for those that go with the method."""
+    variance_samples: int = 0
+    """Of how many gradients to find the variance when validating; see :mod:`torchpact.training.variance`."""
 
     def __post_init__(self) -> None:
         for name, choices in (("method", get_args(Method)), ("precision", get_args(Precision))):
@@ -62,6 +66,9 @@ class TrainConfig:
         for name in ("iterations", "batch", "log_every", "validate_every", "checkpoint_every"):
             check_count(name, getattr(self, name))
         check_count("seed", self.seed, minimum=0)
+        check_count("variance_samples", self.variance_samples, minimum=0)
+        if not isinstance(self.deterministic, bool):
+            raise TypeError(f"expected deterministic to be True or False, got {self.deterministic!r}")
         check_number("lr", self.lr, 0, open_low=True, open_high=True)
         check_number("tau", self.tau, 0, open_high=True)
         check_number("momentum", self.momentum, 0, 1, open_high=True)

@@ -68,7 +68,7 @@ def world() -> int:
 
 
 def share(batch: int) -> slice:
-    """The part of a batch that is this process's, as in :class:`~torchpact.data.BatchOrder`."""
+    """The part of a batch that is this process's."""
     if batch % world():
         raise ValueError(f"expected a batch that {world()} processes share evenly, got {batch}")
     size = batch // world()

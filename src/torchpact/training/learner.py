@@ -8,8 +8,9 @@ Where there is a process group, its processes share the work of each iteration; 
 """
 
 import hashlib
-from collections.abc import Iterator
-from contextlib import contextmanager
+import importlib
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +23,7 @@ from torchpact.data import BatchOrder, Images, augment
 from torchpact.models.resnet import ResNet, build
 from torchpact.objective import map_loss, reinforce_loss
 from torchpact.training import distributed
+from torchpact.training.algorithms import deterministic_algorithms, fastest_algorithms
 from torchpact.training.config import TrainConfig
 from torchpact.training.inputs import as_input, casting
 
@@ -41,6 +43,20 @@ def derived_seed(*parts: object) -> int:
     """A seed for this purpose, from everything that should tell it from others."""
     digest = hashlib.blake2b("/".join(map(str, parts)).encode(), digest_size=7).digest()
     return int.from_bytes(digest, "little")
+
+
+def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Compile a function whose small kernels, where independent of each other, run as one."""
+    known = torch._inductor.list_options()
+    options: dict[str, Any] = {name: True for name in ("combo_kernels",) if name in known}
+    return torch.compile(function, fullgraph=True, options=options)
+
+
+def _many_kinds() -> AbstractContextManager[Any]:
+    """Let the compiler keep a version of the iteration for every kind of network trained in this process."""
+    limits = {"recompile_limit": 100, "accumulated_recompile_limit": 1000}
+    context: AbstractContextManager[Any] = torch._dynamo.config.patch(limits)
+    return context
 
 
 class Learner:
@@ -64,7 +80,10 @@ class Learner:
         self.shared = distributed.world() > 1
         if self.shared and (compile or capture):
             raise ValueError("expected neither compile nor capture where processes share the work")
-        self.compile = on_gpu and not self.shared if compile is None else compile
+        if config.deterministic and compile:
+            raise ValueError("expected no compile in a deterministic run: the compiler picks kernels by time")
+        may_compile = on_gpu and not self.shared and not config.deterministic
+        self.compile = may_compile if compile is None else compile
         self.capture = on_gpu and not self.shared if capture is None else capture
         self.iteration = 0
         with torch.random.fork_rng(devices=[]):
@@ -74,6 +93,9 @@ class Learner:
             distributed.with_global_norms(model)
         memory = torch.channels_last if on_gpu else torch.contiguous_format
         self.model: ResNet = model.to(self.device, memory_format=memory)  # type: ignore[call-overload]
+        if self.compile and config.precision == "bf16":
+            # its kernels need Triton, which comes with torch for CUDA but not for CPUs
+            importlib.import_module("torchpact.training.narrow_conv").with_narrow_convs(self.model)
         self.baseline = EMABaseline(config.baseline_decay).to(self.device)
         self.lr = torch.tensor(config.lr, device=self.device) if self.capture else config.lr
         self.optimizer = self._make_optimizer()
@@ -93,7 +115,10 @@ class Learner:
         self._sums = torch.zeros(3 + blocks, dtype=torch.double, device=self.device)
         self._since = 0
         self._rate = config.lr
-        self._objective = torch.compile(self._forward, fullgraph=True) if self.compile else self._forward
+        self._augment, self._objective = augment, self._forward
+        if self.compile:
+            self._augment = _compiled(augment)
+            self._objective = _compiled(self._forward)
         self._graph: torch.cuda.CUDAGraph | None = None
         self.stream = torch.cuda.Stream(self.device) if self.capture else None
 
@@ -113,14 +138,8 @@ class Learner:
         return torch.optim.SGD(groups, lr=self.lr, momentum=config.momentum, fused=fused)
 
     def _forward(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """The loss of a batch of raw images, and the sums to report."""
+        """The loss of a batch of images, cropped and flipped, and the sums to report."""
         config = self.config
-        images = augment(images)
-        if self.shared:
-            # cropping is cheap: that of the whole batch is the same for any number of processes
-            images, labels = images[self._share], labels[self._share]
-            own = derived_seed(config.seed, "network", self.iteration, distributed.rank())
-            torch.manual_seed(own)
         with casting(self.device, config.precision):
             logits, ponders = self.model(as_input(images))
         logits = logits.float()
@@ -143,28 +162,33 @@ class Learner:
 
     def _iterate(self) -> None:
         """An iteration, all of it on the device."""
-        start = self._position * self.config.batch
-        index = self._permutation[start + torch.arange(self.config.batch, device=self.device)]
-        loss, report = self._objective(self.data.images[index], self.data.labels[index])
-        self.optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        if self.shared:
-            distributed.average_gradients(self.model.parameters())
-        self.optimizer.step()
+        with deterministic_algorithms() if self.config.deterministic else nullcontext():
+            loss, report = self._objective(*self._batch())
+            self.optimizer.zero_grad(set_to_none=True)
+            loss.backward()
+            if self.shared:
+                distributed.average_gradients(self.model.parameters())
+            self.optimizer.step()
         self._sums += report
         self._position += 1
+
+    def _batch(self) -> tuple[Tensor, Tensor]:
+        """The share of this process in the batch whose turn it is, cropped and flipped."""
+        start = self._position * self.config.batch
+        index = self._permutation[start + torch.arange(self.config.batch, device=self.device)]
+        images, labels = self._augment(self.data.images[index]), self.data.labels[index]
+        if self.shared:
+            # cropping is cheap: that of the whole batch is the same for any number of processes
+            images, labels = images[self._share], labels[self._share]
+            torch.manual_seed(derived_seed(self.config.seed, "network", self.iteration, distributed.rank()))
+        return images, labels
 
     def advance(self) -> None:
         """Train for one iteration; on a GPU the work may still be under way on return."""
         with self._on_stream():
             if self.capture and self._graph is None:
                 self._prepare()
-            epoch = self.order.epoch(self.iteration)
-            within = self.iteration % self.order.batches_per_epoch
-            if epoch != self._epoch or within == 0:
-                self._permutation.copy_(self.order.whole_epoch(epoch))
-                self._position.fill_(within)
-                self._epoch = epoch
+            self._turn_to_batch()
             self._set_learning_rate()
             torch.manual_seed(derived_seed(self.config.seed, "iteration", self.iteration))
             if self._graph is not None:
@@ -173,6 +197,15 @@ class Learner:
                 self._iterate()
         self.iteration += 1
         self._since += 1
+
+    def _turn_to_batch(self) -> None:
+        """See to it that the device knows which batch is next."""
+        epoch = self.order.epoch(self.iteration)
+        within = self.iteration % self.order.batches_per_epoch
+        if epoch != self._epoch or within == 0:
+            self._permutation.copy_(self.order.whole_epoch(epoch))
+            self._position.fill_(within)
+            self._epoch = epoch
 
     def _set_learning_rate(self) -> None:
         rate = self.config.learning_rate(self.iteration)
@@ -190,13 +223,15 @@ class Learner:
         """Compile, warm up and capture the iteration, then put everything back as it was."""
         torch.cuda.synchronize(self.device)  # weights may still be on their way, from another stream
         before = {name: value.clone() for name, value in self.state().items()}
-        for _ in range(3):
-            self._iterate()
-        torch.cuda.synchronize(self.device)
-        self.optimizer.zero_grad(set_to_none=True)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, stream=self.stream):
-            self._iterate()
+        with fastest_algorithms(), _many_kinds():
+            for _ in range(3):
+                self._position.zero_()  # there may be fewer batches
+                self._iterate()
+            torch.cuda.synchronize(self.device)
+            self.optimizer.zero_grad(set_to_none=True)
+            with torch.cuda.graph(graph, stream=self.stream):
+                self._iterate()
         self._graph = graph
         # the optimizer had no state before it ran; where there was none there are zeros now
         for name, value in self.state().items():
@@ -206,6 +241,31 @@ class Learner:
                 value.zero_()
         self._sums.zero_()
         self._epoch = -1
+
+    @contextmanager
+    def undisturbed(self) -> Iterator[None]:
+        """Within it the learner can be used in any way; after it, training goes on as if it had not been."""
+        self.wait()
+        with self._on_stream():
+            before = {name: value.clone() for name, value in self.state().items()}
+            self._turn_to_batch()
+            position = self._position.clone()
+            yield
+            for name, value in self.state().items():
+                value.copy_(before[name])
+            self._position.copy_(position)
+
+    def batch(self, number: int | None = None) -> tuple[Tensor, Tensor]:
+        """Return images, cropped and flipped, and labels: of the next batch, or one of this epoch."""
+        if number is not None:
+            self._position.fill_(number)
+        return self._batch()
+
+    @torch.enable_grad()
+    def gradients(self, images: Tensor, labels: Tensor) -> tuple[Tensor, ...]:
+        """The gradients of the loss of a batch, parameter by parameter, with fresh noise in the network."""
+        loss, _ = self._objective(images, labels)
+        return torch.autograd.grad(loss, list(self.model.parameters()))
 
     def wait(self) -> None:
         """Wait until the device has done all that was asked of it."""

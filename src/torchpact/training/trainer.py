@@ -22,6 +22,7 @@ from torchpact.training.config import TrainConfig
 from torchpact.training.evaluate import evaluate_modes
 from torchpact.training.learner import Learner, Metrics, derived_seed
 from torchpact.training.run_files import Event, RunFiles, scalars, summary_writer
+from torchpact.training.variance import gradient_variance
 
 
 class TrainingError(RuntimeError):
@@ -132,7 +133,10 @@ class Trainer:
         measured = evaluate_modes(
             learner.model, self.test, self.config.modes, precision=self.config.precision, seed=seed
         )
-        self._emit("validate", modes=measured)
+        others = {}
+        if self.config.variance_samples:
+            others["gradient_variance"] = gradient_variance(learner, self.config.variance_samples)
+        self._emit("validate", modes=measured, **others)
         self.results = measured
         # validation is not training time
         self._clock += time.monotonic() - started
@@ -247,17 +251,28 @@ class Trainer:
 def train_together(trainers: list[Trainer]) -> None:
     """Train several networks at once on one device, in turns too short to notice.
 
-    On a GPU each has its own stream, so that the small kernels of one run beside those of the others.
+    On a GPU each has its own stream, so that the small kernels of one run beside those of the others. One
+    that fails does not keep the others from finishing; what it failed of is raised when they have.
     """
-    while any(not trainer.done for trainer in trainers):
-        busy = [trainer for trainer in trainers if not trainer.done]
-        stops = {id(trainer): trainer.next_stop() for trainer in busy}
+    failed: list[str] = []
+    busy = [trainer for trainer in trainers if not trainer.done]
+    while busy:
+        stops = [trainer.next_stop() for trainer in busy]
         moving = True
         while moving:
             moving = False
-            for trainer in busy:
-                if trainer.learner.iteration < stops[id(trainer)]:
+            for trainer, stop in zip(busy, stops, strict=True):
+                if trainer.learner.iteration < stop:
                     trainer.learner.advance()
                     moving = True
-        for trainer in busy:
-            trainer.finish_burst()
+        for trainer in list(busy):
+            try:
+                trainer.finish_burst()
+            except TrainingError as error:
+                if len(trainers) == 1:
+                    raise
+                failed.append(f"{trainer.files.folder.name}: {error}")
+                busy.remove(trainer)
+        busy = [trainer for trainer in busy if not trainer.done]
+    if failed:
+        raise TrainingError("; ".join(failed))

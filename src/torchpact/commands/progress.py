@@ -1,0 +1,77 @@
+"""Training as a person watches it: a bar for every network, and one for all where there are many."""
+
+from collections.abc import Callable
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+from torchpact.training import Trainer, distributed, train_together
+from torchpact.training.run_files import Event
+
+
+class TrainingProgress:
+    """Bars on standard error; ``total`` is the number of iterations of all that will be trained, if known.
+
+    A context manager: within it, call :meth:`train` as often as there are networks to train.
+    """
+
+    def __init__(self, total: int | None = None) -> None:
+        self.bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[shown]}"),
+            TimeRemainingColumn(),
+            console=Console(stderr=True),
+            disable=distributed.rank() > 0,
+        )
+        self.all = None if total is None else self.bar.add_task("all runs", total=total, shown="")
+
+    def __enter__(self) -> "TrainingProgress":
+        self.bar.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.bar.stop()
+
+    def train(self, trainers: list[Trainer]) -> None:
+        """Train several networks at once, and show it."""
+        tasks = []
+        for trainer in trainers:
+            begun = trainer.learner.iteration
+            task = self.bar.add_task(
+                trainer.files.folder.name, total=trainer.config.iterations, completed=begun, shown=""
+            )
+            tasks.append(task)
+            trainer.report = self._reporter(task, begun)
+        train_together(trainers)
+        if self.all is not None:
+            for task in tasks:
+                self.bar.remove_task(task)
+
+    def _reporter(self, task: TaskID, begun: int) -> Callable[[Event], None]:
+        seen: dict[str, str] = {}
+        reached = begun
+
+        def report(event: Event) -> None:
+            nonlocal reached
+            seen.update(_shown(event))
+            shown = ", ".join(seen[key] for key in ("train", "test", "speed") if key in seen)
+            self.bar.update(task, completed=event["iteration"], shown=shown)
+            if self.all is not None:
+                self.bar.advance(self.all, event["iteration"] - reached)
+            reached = event["iteration"]
+
+        return report
+
+
+def _shown(event: Event) -> dict[str, Any]:
+    if event["kind"] == "train":
+        steps = " ".join(f"{s:.2f}" for s in event["expected_steps"])
+        return {
+            "train": f"loss {event['loss']:.3f}" + (f", steps {steps}" if steps else ""),
+            "speed": f"{event['images_per_second']:.0f} img/s",
+        }
+    mode, measured = next(iter(event["modes"].items()))
+    return {"test": f"{mode} {measured['accuracy']:.2%} {measured['flops'] / 1e6:.1f} MFLOPs"}

@@ -1,0 +1,136 @@
+"""The training runs that experiments are made of: each is made once, and found again by its name."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from torchpact.models import ResNetConfig
+from torchpact.training import TrainConfig, preset
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How large a reproduction is: ``settings`` replace those of the preset, ``depths`` the networks."""
+
+    name: str
+    preset: str
+    settings: dict[str, Any] = field(default_factory=dict)
+    seeds: int = 3
+    """How many seeds an experiment has, unless it says otherwise."""
+    depths: dict[int, int] = field(default_factory=lambda: {32: 5, 110: 18})
+    """Units a block that stand for the paper's ResNet-32 and ResNet-110."""
+    images: int | None = None
+    """Of how many images of the bundled sample each of the two sets is; None is for all of CIFAR-10."""
+
+
+SCALES = {
+    "smoke": Scale(
+        "smoke",
+        "smoke",
+        {"iterations": 4, "batch": 8, "log_every": 2, "validate_every": 2, "checkpoint_every": 2},
+        seeds=1,
+        depths={32: 2, 110: 3},
+        images=40,
+    ),
+    "fast": Scale("fast", "fast"),
+    "paper": Scale("paper", "paper", seeds=1),
+}
+"""Seconds on a CPU, to see that all of it works; 16,000 iterations; the paper's 100,000."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """A network to train, from the weights of a plain one or from nothing."""
+
+    config: TrainConfig
+    warm: "Run | None" = None
+
+    @property
+    def name(self) -> str:
+        """What tells it from other runs of its scale; the folder of its files.
+
+        >>> Run(preset("fast", tau=0.05, seed=2)).name
+        'resnet32-relaxed-tau0.05-cold-seed2'
+        """
+        config, network, usual = self.config, self.config.network, TrainConfig()
+        parts = [f"resnet{6 * network.units + 2}", config.method]
+        if config.method != "plain":
+            parts.append(f"tau{config.tau:g}")
+            for value, default, text in (
+                (network.per, usual.network.per, f"per-{network.per}"),
+                (network.group, usual.network.group, f"group{network.group}"),
+                (network.halting_norm, usual.network.halting_norm, "norm"),
+                (network.halting_bias, usual.network.halting_bias, f"bias{network.halting_bias:g}"),
+                (config.temperature, usual.temperature, f"lambda{config.temperature:g}"),
+                (config.clip, usual.clip, f"delta{config.clip:g}"),
+                (self.warm is None, False, "cold"),
+            ):
+                if value != default:
+                    parts.append(text)
+        return "-".join([*parts, f"seed{config.seed}"])
+
+    @property
+    def kind(self) -> TrainConfig:
+        """What runs that share a compiled iteration have in common."""
+        return replace(self.config, tau=0.0, seed=0, variance_samples=0)
+
+
+def plain(scale: Scale, depth: int, seed: int, **settings: Any) -> Run:
+    """A vanilla ResNet-``depth``."""
+    network = ResNetConfig(units=scale.depths.get(depth, (depth - 2) // 6), adaptive=False)
+    chosen = scale.settings | settings
+    return Run(preset(scale.preset, method="plain", network=network, seed=seed, **chosen))
+
+
+def adaptive(
+    scale: Scale,
+    depth: int,
+    method: str,
+    tau: float,
+    seed: int,
+    *,
+    warm: bool = True,
+    network: dict[str, Any] | None = None,
+    **settings: Any,
+) -> Run:
+    """An adaptive ResNet-``depth``; if ``warm``, from the weights of the plain one of the same seed."""
+    config = ResNetConfig(units=scale.depths[depth], **(network or {}))
+    chosen = scale.settings | settings
+    return Run(
+        preset(scale.preset, method=method, network=config, tau=tau, seed=seed, **chosen),
+        plain(scale, depth, seed) if warm else None,
+    )
+
+
+def looks(scale: Scale, count: int) -> dict[str, Any]:
+    """Settings to validate so many times in a run."""
+    iterations = preset(scale.preset, **scale.settings).iterations
+    return {"validate_every": max(iterations // count, 1)}
+
+
+def with_warm(runs: Iterable[Run]) -> list[Run]:
+    """The runs and those they start from, once each, the latter first."""
+    found: dict[str, Run] = {}
+    for run in runs:
+        for one in (run.warm, run):
+            if one is not None:
+                found.setdefault(one.name, one)
+    return sorted(found.values(), key=lambda run: run.config.method != "plain")
+
+
+def batches(runs: Sequence[Run], together: int) -> list[list[Run]]:
+    """Divide runs into those to train at once, as evenly as can be; plain ones, which others need, first.
+
+    >>> [len(part) for part in batches([Run(preset("fast", seed=s)) for s in range(9)], 8)]
+    [5, 4]
+    """
+    parts = []
+    for first in (True, False):
+        # those of one kind next to each other: what is compiled for one serves all
+        same = sorted((r for r in runs if (r.config.method == "plain") == first), key=lambda r: repr(r.kind))
+        count = -(-len(same) // together)
+        sizes = [len(same) // count + (k < len(same) % count) for k in range(count)] if count else []
+        for size in sizes:
+            parts.append(same[:size])
+            same = same[size:]
+    return parts

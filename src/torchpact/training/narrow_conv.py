@@ -1,0 +1,143 @@
+"""3×3 convolutions of few channels for training on a GPU, where cuDNN's take more than twice as long.
+
+The maps are channels-last. A program of the convolution has some pixels and adds up nine products of
+(pixels × channels) with (channels × channels), one for each tap of the kernel. The gradient of the input is
+the same convolution with the kernel turned around; that of the kernel is summed over chunks of pixels first,
+and then over the chunks, always in the same order.
+"""
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor, nn
+from torch.library import triton_op, wrap_triton
+
+CHANNELS = (16,)
+"""Where these are faster than cuDNN; see benchmarks/narrow_conv.py."""
+
+# the fastest of 16 and 27 settings on an H200, for 128 as for 1024 maps of 16×32×32
+PIXELS, WARPS = 128, 2
+CHUNK, STEP, GRADIENT_WARPS = 512, 64, 1
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _convolve(x, kernel, y, height, width, end, C: tl.constexpr, PIXELS: tl.constexpr):  # type: ignore[no-untyped-def]
+    pixel = tl.program_id(0) * PIXELS + tl.arange(0, PIXELS)
+    row, column = pixel // width % height, pixel % width
+    c = tl.arange(0, C)
+    total = tl.zeros((PIXELS, C), tl.float32)
+    for tap in tl.static_range(9):
+        i, j = tap // 3 - 1, tap % 3 - 1
+        there = (pixel < end) & (row + i >= 0) & (row + i < height) & (column + j >= 0) & (column + j < width)
+        at = (pixel + i * width + j)[:, None] * C + c[None, :]
+        inputs = tl.load(x + at, mask=there[:, None], other=0)
+        weights = tl.load(kernel + (tap * C + c)[:, None] * C + c[None, :])
+        total = tl.dot(inputs, weights, total)
+    at = pixel[:, None] * C + c[None, :]
+    tl.store(y + at, total.to(y.dtype.element_ty), mask=(pixel < end)[:, None])
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _kernel_gradient(  # type: ignore[no-untyped-def]
+    x, dy, sums, height, width, end, C: tl.constexpr, CHUNK: tl.constexpr, STEP: tl.constexpr
+):
+    """One row of the kernel: its three taps share what they load of ``dy``."""
+    i = tl.program_id(1) - 1
+    c = tl.arange(0, C)
+    left = tl.zeros((C, C), tl.float32)
+    middle = tl.zeros((C, C), tl.float32)
+    right = tl.zeros((C, C), tl.float32)
+    for start in range(0, CHUNK, STEP):
+        pixel = tl.program_id(0) * CHUNK + start + tl.arange(0, STEP)
+        row, column = pixel // width % height + i, pixel % width
+        there = (pixel < end) & (row >= 0) & (row < height)
+        at = x + (pixel + i * width)[:, None] * C + c[None, :]
+        gradient = tl.load(dy + pixel[:, None] * C + c[None, :], mask=(pixel < end)[:, None], other=0)
+        gradient = tl.trans(gradient)
+        left = tl.dot(gradient, tl.load(at - C, mask=(there & (column > 0))[:, None], other=0), left)
+        middle = tl.dot(gradient, tl.load(at, mask=there[:, None], other=0), middle)
+        right = tl.dot(
+            gradient, tl.load(at + C, mask=(there & (column < width - 1))[:, None], other=0), right
+        )
+    at = sums + ((tl.program_id(0) * 3 + i + 1) * C + c)[:, None] * (3 * C) + c[None, :]
+    tl.store(at, left)
+    tl.store(at + C, middle)
+    tl.store(at + 2 * C, right)
+
+
+@triton_op("torchpact::narrow_conv", mutates_args={})
+def narrow_conv(x: Tensor, weight: Tensor) -> Tensor:
+    """What ``F.conv2d(x, weight, padding=1)`` is, for a 3×3 kernel of as many outputs as inputs."""
+    batch, channels, height, width = x.shape
+    x = x.contiguous(memory_format=torch.channels_last)
+    y = torch.empty_like(x)
+    end = batch * height * width
+    wrap_triton(_convolve)[(triton.cdiv(end, PIXELS),)](
+        x, weight.permute(2, 3, 1, 0).contiguous(), y, height, width, end,
+        C=channels, PIXELS=PIXELS, num_warps=WARPS,
+    )  # fmt: skip
+    return y
+
+
+@triton_op("torchpact::narrow_conv_weight_gradient", mutates_args={})
+def _weight_gradient(x: Tensor, dy: Tensor) -> Tensor:
+    """The gradient of the weight, in single precision."""
+    batch, channels, height, width = x.shape
+    x = x.contiguous(memory_format=torch.channels_last)
+    dy = dy.contiguous(memory_format=torch.channels_last)
+    end = batch * height * width
+    chunks = triton.cdiv(end, CHUNK)
+    sums = x.new_empty(chunks, 3, channels, 3 * channels, dtype=torch.float32)
+    wrap_triton(_kernel_gradient)[(chunks, 3)](
+        x, dy, sums, height, width, end,
+        C=channels, CHUNK=CHUNK, STEP=STEP, num_warps=GRADIENT_WARPS,
+    )  # fmt: skip
+    # from rows of the kernel, outputs, columns, inputs; channels-last, as the weight is
+    gradient = sums.sum(0).view(3, channels, 3, channels).permute(1, 3, 0, 2)
+    return gradient.contiguous(memory_format=torch.channels_last)
+
+
+def _setup(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
+    ctx.save_for_backward(*inputs)
+
+
+def _backward(ctx: Any, dy: Tensor) -> tuple[Tensor, Tensor]:
+    x, weight = ctx.saved_tensors
+    dx = narrow_conv(dy, weight.flip(2, 3).transpose(0, 1))
+    return dx, _weight_gradient(x, dy).to(weight.dtype)
+
+
+narrow_conv.register_autograd(_backward, setup_context=_setup)
+
+
+class NarrowConv2d(nn.Conv2d):
+    """nn.Conv2d that takes the kernels above where it can; for half precision on a GPU."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Convolve."""
+        if not torch.is_autocast_enabled(x.device.type) or x.device.type != "cuda":
+            return super().forward(x)
+        dtype = torch.get_autocast_dtype("cuda")
+        y: Tensor = narrow_conv(x.to(dtype), self.weight.to(dtype))
+        return y
+
+
+def fits(conv: nn.Module) -> bool:
+    """Whether the kernels above do what this convolution does, and are faster."""
+    return (
+        type(conv) is nn.Conv2d
+        and conv.in_channels == conv.out_channels
+        and conv.in_channels in CHANNELS
+        and (conv.kernel_size, conv.stride, conv.padding) == ((3, 3), (1, 1), (1, 1))
+        and (conv.dilation, conv.groups, conv.bias) == ((1, 1), 1, None)
+        and conv.padding_mode == "zeros"
+    )
+
+
+def with_narrow_convs(model: nn.Module) -> None:
+    """Let the convolutions that fit use the kernels above; names and parameters stay as they are."""
+    for module in model.modules():
+        if fits(module):
+            module.__class__ = NarrowConv2d

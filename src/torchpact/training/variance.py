@@ -1,0 +1,50 @@
+"""How noisy the gradients of a run are (fig. 4 of the paper)."""
+
+import torch
+from torch import Tensor
+
+from torchpact._checks import check_count
+from torchpact.training.learner import Learner, derived_seed
+
+
+def gradient_variance(learner: Learner, samples: int = 32) -> dict[str, float]:
+    """The variance of the gradient that the next iteration will follow: its mean over all parameters.
+
+    ``latents`` is that of noise inside the network alone, the images being the same; ``total`` has other
+    images in every sample, too. ``halting`` is as ``latents``, but over the halting heads.
+    """
+    check_count("samples", samples, 2)
+    if learner.shared:
+        raise ValueError("expected a single process to find the variance of gradients, got several")
+    seed, iteration = learner.config.seed, learner.iteration
+    halting = [".halting." in name for name, _ in learner.model.named_parameters()]
+    found = {}
+    with learner.undisturbed():
+        batches = learner.order.batches_per_epoch
+        torch.manual_seed(derived_seed(seed, "variance", iteration))
+        same = learner.batch()
+        spread = _variance(learner, [same] * samples)
+        found["latents"] = _mean(spread)
+        if any(halting):
+            found["halting"] = _mean([v for v, own in zip(spread, halting, strict=True) if own])
+        found["total"] = _mean(_variance(learner, [learner.batch(i % batches) for i in range(samples)]))
+    return found
+
+
+def _variance(learner: Learner, batches: list[tuple[Tensor, Tensor]]) -> list[Tensor]:
+    """The variance of every parameter's gradient over batches."""
+    first = learner.gradients(*batches[0])
+    sums = [torch.zeros_like(g) for g in first]
+    squares = [torch.zeros_like(g) for g in first]
+    for batch in batches[1:]:
+        # counted from the first, a small variance loses no digits to the mean
+        moved = [g - f for g, f in zip(learner.gradients(*batch), first, strict=True)]
+        for total, square, m in zip(sums, squares, moved, strict=True):
+            total += m
+            square.addcmul_(m, m)
+    n = len(batches)
+    return [(square - total.square() / n) / (n - 1) for total, square in zip(sums, squares, strict=True)]
+
+
+def _mean(tensors: list[Tensor]) -> float:
+    return torch.cat([t.flatten() for t in tensors]).double().mean().item()

@@ -1,0 +1,72 @@
+"""The kernels run in Triton's interpreter here; tests/test_gpu.py has them on a GPU."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+pytest.importorskip("triton", reason="needs Triton")
+
+from torchpact.models import resnet32
+from torchpact.training import narrow_conv as module
+from torchpact.training.narrow_conv import NarrowConv2d, fits, narrow_conv, with_narrow_convs
+
+# on a GPU they are tested by tests/test_gpu.py, as compiled kernels want their tensors there
+pytestmark = pytest.mark.skipif(
+    torch.cuda.is_available(), reason="the interpreter is for machines without GPU"
+)
+
+
+@pytest.mark.parametrize(
+    "shape", [(2, 16, 5, 7), (1, 16, 1, 1), (3, 32, 8, 8), (1, 16, 20, 33), (5, 16, 1, 9)]
+)
+@pytest.mark.parametrize("layout", [torch.channels_last, torch.contiguous_format])
+def test_output_and_gradients_are_those_of_a_convolution(shape, layout):
+    x = torch.randn(shape).to(memory_format=layout).requires_grad_()
+    weight = torch.randn(shape[1], shape[1], 3, 3, requires_grad=True)
+    y = narrow_conv(x, weight)
+    expected = F.conv2d(x, weight, padding=1)
+    torch.testing.assert_close(y, expected, rtol=1e-5, atol=1e-4)
+    dy = torch.randn_like(y)
+    found = torch.autograd.grad(y, (x, weight), dy)
+    exact = torch.autograd.grad(expected, (x, weight), dy)
+    for one, two in zip(found, exact, strict=True):
+        torch.testing.assert_close(one, two, rtol=1e-5, atol=1e-4)
+
+
+def test_chunks_of_pixels_end_anywhere(monkeypatch):
+    """Settings that other GPUs may want do not change the result."""
+    x, weight = torch.randn(2, 16, 6, 7), torch.randn(16, 16, 3, 3)
+    dy = torch.randn_like(x)
+    expected = narrow_conv(x, weight), module._weight_gradient(x, dy)
+    monkeypatch.setattr(module, "PIXELS", 16)
+    monkeypatch.setattr(module, "CHUNK", 32)
+    monkeypatch.setattr(module, "STEP", 16)
+    torch.testing.assert_close(narrow_conv(x, weight), expected[0])
+    torch.testing.assert_close(module._weight_gradient(x, dy), expected[1], rtol=1e-5, atol=1e-4)
+
+
+def test_only_convolutions_that_fit_are_taken():
+    assert fits(nn.Conv2d(16, 16, 3, padding=1, bias=False))
+    for other in (
+        nn.Conv2d(16, 16, 3, padding=1),
+        nn.Conv2d(16, 16, 3, bias=False),
+        nn.Conv2d(16, 16, 3, padding=1, stride=2, bias=False),
+        nn.Conv2d(16, 16, 3, padding=2, dilation=2, bias=False),
+        nn.Conv2d(16, 16, 3, padding=1, groups=2, bias=False),
+        nn.Conv2d(16, 16, 3, padding=1, padding_mode="reflect", bias=False),
+        nn.Conv2d(16, 32, 3, padding=1, bias=False),
+        nn.Conv2d(64, 64, 3, padding=1, bias=False),
+        nn.Conv2d(16, 16, 1, bias=False),
+    ):
+        assert not fits(other)
+
+
+def test_a_network_keeps_its_names_and_on_a_cpu_its_outputs():
+    model = resnet32().eval()
+    images = torch.randn(2, 3, 32, 32)
+    names, expected = list(model.state_dict()), model(images)[0]
+    with_narrow_convs(model)
+    assert sum(isinstance(m, NarrowConv2d) for m in model.modules()) == 10
+    assert list(model.state_dict()) == names
+    assert torch.equal(model(images)[0], expected)
