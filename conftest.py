@@ -9,16 +9,17 @@ import torch
 from hypothesis import settings
 from torch import nn
 
+# before Triton is imported: without a GPU, its kernels run in its interpreter
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+
 import torchpact as tp
 
 # the first call of a torch function may load a library: a deadline would blame the example
 settings.register_profile("torchpact", deadline=None)
 settings.load_profile("torchpact")
 
-# before Triton is imported: without a GPU, its kernels run in its interpreter
-if not torch.cuda.is_available():
-    os.environ.setdefault("TRITON_INTERPRET", "1")
-collect_ignore_glob = [] if importlib.util.find_spec("triton") else ["src/torchpact/**/narrow_conv.py"]
+collect_ignore_glob = [] if importlib.util.find_spec("triton") else ["**/narrow_conv.py", "**/gpu_kernels.py"]
 
 # the workers share the cores already, and small tensors are slower on two
 torch.set_num_threads(1)

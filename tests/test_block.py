@@ -583,6 +583,25 @@ def test_gated_steps_get_the_context_and_a_gate_of_the_states_type():
     assert output.dtype == torch.bfloat16
 
 
+@pytest.mark.parametrize("mode", MODES, ids=str)
+def test_an_indexed_step_is_told_its_iteration_from_one(mode):
+    told = []
+
+    def step(u, *, iteration, gate=None):
+        told.append((iteration, gate is not None))
+        return u + iteration
+
+    step.indexed = True  # type: ignore[attr-defined]
+    block = tp.AdaptiveBlock(step, lambda u: torch.full_like(u, -50.0), max_steps=3, mode=mode)
+    output, _ = block(torch.zeros(2, 1))
+    assert told == [(1, False), (2, False), (3, False)]
+    torch.testing.assert_close(output, torch.full((2, 1), 6.0))
+    told.clear()
+    step.gated = True  # type: ignore[attr-defined]
+    tp.AdaptiveBlock(step, lambda u: torch.full_like(u, -50.0), max_steps=3, mode=mode)(torch.zeros(2, 1))
+    assert told == [(1, False), (2, True), (3, True)]
+
+
 def test_a_plain_function_can_be_gated_too():
     def step(u, gate=None):
         return u + (1 if gate is None else gate)

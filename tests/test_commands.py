@@ -131,3 +131,62 @@ def test_every_command_has_help_with_an_example(run, command):
     code, out, _ = run(*command, "--help")
     assert code == 0
     assert f"Example: torchpact {' '.join(command)}" in out
+
+
+TINY = ("--iterations", 2, "--batch", 4, "--hidden", 4, "--max-steps", 2)
+
+
+@pytest.mark.parametrize("task", ["parity", "logic", "addition", "sort", "enwik8"])
+def test_sequences_are_trained_evaluated_and_resumed(run, tmp_path, task):
+    arguments = ("train", tmp_path / "a", "--task", task, "--data", "sample", *TINY)
+    code, out, _ = run(*arguments, "--json")
+    assert code == 0
+    trained = json.loads(out)[str(tmp_path / "a")]
+    assert set(trained) == {"relaxed", "discrete", "thresholded"}
+    code, out, _ = run(*arguments, "--json", "--resume")
+    assert code == 0
+    assert json.loads(out)[str(tmp_path / "a")] == trained
+    last = tmp_path / "a" / "last.safetensors"
+    evaluation = ("evaluate", last, "--data", "sample", "--mode", "thresholded", "--examples", 300)
+    code, out, _ = run(*evaluation, "--json")
+    assert code == 0
+    found = json.loads(out)
+    assert list(found) == ["thresholded"]
+    measure = "bits_per_character" if task == "enwik8" else "steps_by_difficulty"
+    assert found["thresholded"][measure]
+    code, out, _ = run(*evaluation)
+    assert code == 0
+    assert "steps" in out
+
+
+def test_a_sweep_of_sequences_gets_a_folder_for_each(run, tmp_path):
+    sweep = ("--tau", 0.1, "--tau", 0.2, "--seed", 0, "--seed", 5, "--size", "size=3", "--tensorboard")
+    code, out, _ = run("train", tmp_path, "--task", "parity", "--method", "act", *TINY, *sweep)
+    assert code == 0
+    names = {f"act-tau{tau}-seed{seed}" for tau in (0.1, 0.2) for seed in (0, 5)}
+    assert {folder.name for folder in tmp_path.iterdir()} == names
+    assert all(name in out for name in names)
+    record = json.loads((tmp_path / "act-tau0.2-seed5" / "run.json").read_text())
+    assert record["config"]["sizes"] == {"size": 3}
+    assert any((tmp_path / "act-tau0.2-seed5" / "tensorboard").iterdir())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--task", "chess"), "expected a task among parity, logic, addition, sort, enwik8; got 'chess'"),
+        (("--task", "parity", "--preset", "fast"), "expected a preset among tiny, small, paper; got 'fast'"),
+        (("--task", "parity", "--group", "2"), "expected --group without --task only"),
+        (("--hidden", "8", "--data", "sample"), "expected --hidden with --task only"),
+        (("--task", "parity", "--size", "8"), "expected a size as name=number, got '8'"),
+        (("--task", "parity", "--size", "width=8"), "expected sizes of parity among size, low, high"),
+        (("--task", "sort", "--method", "ponder"), "expected a task of one time step"),
+        (("--task", "parity", "--cell", "lstn"), "expected cell to be one of rnn, gru, lstm; got 'lstn'"),
+        (("--task", "enwik8", "--data", "nowhere"), "torchpact data enwik8 --root nowhere"),
+    ],
+)
+def test_mistakes_about_sequences_are_told_in_one_line(run, tmp_path, arguments, message):
+    code, out, err = run("train", tmp_path / "a", *arguments)
+    assert (code, out) == (2, "")
+    assert message in err
+    assert err.count("\n") == 1

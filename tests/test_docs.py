@@ -2,6 +2,8 @@
 
 import importlib
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -51,6 +53,12 @@ def test_the_paper_map_lists_every_equation_and_algorithm_once():
             algorithms += found
     assert equations == list(range(1, 31))
     assert algorithms == [1, 2, 3, 4]
+
+
+def test_tables_and_figures_are_those_of_the_results():
+    command = [sys.executable, str(ROOT / "docs" / "tables.py"), "--check"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -3,14 +3,16 @@
 The maths        stick_breaking, log_stick_breaking, expected_steps, act_halting, TruncatedGeometric
 The modes        Relaxed, Discrete, Thresholded, ACT
 The block        AdaptiveBlock, Ponder, Residual, use_mode
-The objective    map_loss, reinforce_loss, EMABaseline
-The networks     models: ResNets, plain and adaptive; count_flops: what a run costs
+The objective    map_loss, reinforce_loss, ponder_loss, EMABaseline
+The networks     models: ResNets, plain and adaptive; AdaptiveRNN; count_flops: what a run costs
+In earnest       deploy: the same outputs, halted work really skipped
 In general       svo: stochastic variational optimization of any f(z)
 """
 
 from torchpact import models, svo
 from torchpact.baseline import EMABaseline
 from torchpact.block import AdaptiveBlock, Ponder, Residual, use_mode
+from torchpact.engines import deploy
 from torchpact.flops import count_flops
 from torchpact.halting import (
     ACTHalting,
@@ -19,8 +21,9 @@ from torchpact.halting import (
     log_stick_breaking,
     stick_breaking,
 )
+from torchpact.models import AdaptiveRNN
 from torchpact.modes import ACT, Discrete, Relaxed, Thresholded
-from torchpact.objective import map_loss, reinforce_loss
+from torchpact.objective import map_loss, ponder_loss, reinforce_loss
 from torchpact.priors import TruncatedGeometric
 
 __version__ = "0.1.0"
@@ -29,6 +32,7 @@ __all__ = [
     "ACT",
     "ACTHalting",
     "AdaptiveBlock",
+    "AdaptiveRNN",
     "Discrete",
     "EMABaseline",
     "Ponder",
@@ -38,10 +42,12 @@ __all__ = [
     "TruncatedGeometric",
     "act_halting",
     "count_flops",
+    "deploy",
     "expected_steps",
     "log_stick_breaking",
     "map_loss",
     "models",
+    "ponder_loss",
     "reinforce_loss",
     "stick_breaking",
     "svo",

@@ -13,6 +13,7 @@ class _Function(nn.Module):
         super().__init__()
         self.function = function
         self.gated = is_gated(function)
+        self.indexed = is_indexed(function)
 
     def extra_repr(self) -> str:
         return getattr(self.function, "__qualname__", repr(self.function))
@@ -39,3 +40,7 @@ def as_modules(name: str, given: Any) -> tuple[list[nn.Module], bool]:
 
 def is_gated(step: Any) -> bool:
     return bool(getattr(step, "gated", False))
+
+
+def is_indexed(step: Any) -> bool:
+    return bool(getattr(step, "indexed", False))

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from torchpact import _state
-from torchpact._callables import as_module, as_modules, is_gated
+from torchpact._callables import as_module, as_modules, is_gated, is_indexed
 from torchpact._checks import at_least_single, check_count, readable
 from torchpact._state import State
 from torchpact.halting import _steps_from_survival, iteration_index
@@ -50,6 +50,16 @@ class Ponder(NamedTuple):
         return iteration_index(len(self.probs), self.steps) <= self.steps
 
 
+class Trace(NamedTuple):
+    """What a run of the loop leaves behind, from which a :class:`Ponder` is made."""
+
+    output: State
+    asked: list[Tensor]
+    """The logits of h after each iteration, up to the last that anyone was asked about."""
+    remaining: Tensor
+    steps: Tensor
+
+
 class Residual(nn.Module):
     """A step u + f(u)·a that heeds the active positions mask a (eq. 28).
 
@@ -83,7 +93,8 @@ class AdaptiveBlock(nn.Module):
     heads ``u -> logits`` of the halting probabilities: one for every step, or for every step but the
     last (which needs none), or a single shared one. Logits have as many dimensions as the state and
     broadcast to it: ``(B, 1)`` or ``(B, 1, 1, 1)`` for one decision an example, ``(B, 1, H, W)`` for
-    one a pixel. Only what is an ``nn.Module`` has its parameters registered.
+    one a pixel. Only what is an ``nn.Module`` has its parameters registered. A step with a true attribute
+    ``indexed`` is told the number of its iteration, from 1, as ``iteration``.
 
     Plain steps run whoever has halted: the output is the weighted sum of their results or, in the hard
     modes, the one at halting. Steps that take the mask, such as :class:`Residual`, freeze halted
@@ -139,8 +150,12 @@ class AdaptiveBlock(nn.Module):
         """Run the block on ``u``; ``context`` goes to every step as further arguments."""
         mode = self.mode if mode is None else as_mode(mode)
         learning = torch.is_grad_enabled()
-        skips = mode.leaves and not learning
+        trace = self._iterate(u, context, mode, skips=mode.leaves and not learning)
+        return trace.output, self._ponder(trace.asked, trace.remaining, trace.steps, mode, learning)
 
+    def _iterate(self, u: State, context: tuple[Any, ...], mode: Mode, skips: bool) -> Trace:
+        """Run the loop; with ``skips``, no further than somebody is active."""
+        learning = torch.is_grad_enabled()
         u = self._advance(0, u, None, context, freeze=False)
         logits = self._ask(0, u)
         # Plain iterations are what they are, whoever has halted: h of frozen states would give a wrong N,
@@ -168,7 +183,7 @@ class AdaptiveBlock(nn.Module):
             steps = steps + open_gate
             u = self._advance(index, u, gate, context, freeze)
         output = u if freeze else _state.accumulate(output, u, remaining, mode.hard)
-        return _state.like(output, u), self._ponder(asked, remaining, steps, mode, learning)
+        return Trace(_state.like(output, u), asked, remaining, steps)
 
     @property
     def _heeds_gate(self) -> bool:
@@ -182,10 +197,10 @@ class AdaptiveBlock(nn.Module):
         # a step that takes the gate leaves closed positions as they are; for others the block does
         freezes_itself = gate is not None and is_gated(step)
         before = _state.versions(u)
+        told: dict[str, Any] = {"iteration": index + 1} if is_indexed(step) else {}
         if gate is not None and freezes_itself:
-            moved: State = step(u, *context, gate=gate.to(_state.parts(u)[0].dtype))
-        else:
-            moved = step(u, *context)
+            told["gate"] = gate.to(_state.parts(u)[0].dtype)
+        moved: State = step(u, *context, **told)
         if index == 0:
             return moved
         if before != _state.versions(u):

@@ -27,6 +27,8 @@ class Mode:
     """Whether the halting distribution is one-hot, so that the output is the state at halting."""
     leaves: ClassVar[bool] = True
     """Whether a position can be done for good before the last iteration."""
+    needs_every_h: ClassVar[bool] = True
+    """Whether the cost depends on h after halting too; if not, a recurrent layer stops early in training."""
 
     def gate(self, remaining: Tensor) -> Tensor:
         """Return the active positions mask a, by which residuals are multiplied; 0 is skipped."""
@@ -127,6 +129,8 @@ class ACT(Mode):
     >>> ACT(eps=0.05)
     ACT(eps=0.05)
     """
+
+    needs_every_h: ClassVar[bool] = False
 
     eps: float = 0.01
 

@@ -8,6 +8,8 @@ from torch import Tensor
 
 from torchpact._checks import check_number, readable
 from torchpact.block import Ponder
+from torchpact.halting import log_stick_breaking
+from torchpact.priors import TruncatedGeometric
 
 Tau = float | Sequence[float] | Tensor
 
@@ -64,6 +66,34 @@ def reinforce_loss(
             raise ValueError(f"expected ponders of blocks in Discrete mode, got no log_prob in block {index}")
         log_q = log_q + ponder.log_prob.unsqueeze(-1).flatten(1).sum(1)
     return _mean(nll - (reward - c) * log_q) + _prior_cost(blocks, tau)
+
+
+def ponder_loss(losses: Tensor, logits: Tensor, tau: float, beta: float = 0.01) -> Tensor:
+    """Return E_q[loss] + β·KL(q ‖ p) of halting after each iteration, as a mean over examples.
+
+    ``losses`` hold the loss of every example had it halted after iteration 1 … L, and ``logits`` those of
+    the halting probabilities, both of shape (L, batch); the last logit is not read. The prior p is the
+    truncated geometric of ``tau``: PonderNet's λ is 1 − exp(−τ). Nothing is sampled, so it is for a single
+    decision an example: two of them have L² outcomes.
+
+    >>> losses, logits = torch.tensor([[1.0], [0.0]]), torch.zeros(2, 1)
+    >>> ponder_loss(losses, logits, tau=0, beta=1)  # both equally likely, as in the prior
+    tensor(0.5000)
+    """
+    check_number("tau", tau, 0, open_high=True)
+    check_number("beta", beta, 0, open_high=True)
+    if losses.dim() != 2 or losses.shape != logits.shape:
+        raise ValueError(
+            "expected losses and logits of shape (iterations, batch), "
+            f"got {tuple(losses.shape)} and {tuple(logits.shape)}"
+        )
+    log_q = log_stick_breaking(logits)
+    # where q is 0 its logarithm may be −∞, and their product is to be 0
+    log_q = log_q.clamp(min=torch.finfo(log_q.dtype).min)
+    q = log_q.exp()
+    prior = TruncatedGeometric(torch.tensor(float(tau), dtype=q.dtype, device=q.device), len(q))
+    log_p = prior.log_prob(prior.enumerate_support()).unsqueeze(1)
+    return _mean((q * losses).sum(0)) + beta * _mean((q * (log_q - log_p)).sum(0))
 
 
 def _check(nll: Tensor, ponders: Any) -> tuple[Tensor, list[Ponder]]:

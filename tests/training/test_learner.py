@@ -4,7 +4,7 @@ import torch
 from tests.training.small import METHODS, config, images
 from torchpact.data import augment, standardize
 from torchpact.training import Learner
-from torchpact.training.learner import derived_seed
+from torchpact.training.state import derived_seed
 
 
 def same(one, two):

@@ -3,7 +3,8 @@ import torch
 
 from tests.training.small import METHODS, config, images
 from torchpact.training import Learner
-from torchpact.training.learner import derived_seed
+from torchpact.training.run_files import Event
+from torchpact.training.state import derived_seed
 from torchpact.training.trainer import Trainer
 from torchpact.training.variance import gradient_variance
 
@@ -66,7 +67,7 @@ def test_more_decisions_make_the_estimate_of_reinforce_noisier_than_the_relaxati
 
 def test_a_run_has_it_in_its_history(tmp_path):
     trainer = Trainer(config(variance_samples=2, iterations=6), tmp_path, images(), images("test", 20))
-    events = []
+    events: list[Event] = []
     trainer.report = events.append
     trainer.run()
     (validated,) = [event for event in events if event["kind"] == "validate"]

@@ -11,7 +11,8 @@ from torchpact.data import Images, load_cifar10, load_sample
 DataRoot = Annotated[
     Path | None,
     typer.Option(
-        "--data", help="Folder of CIFAR-10, if not the usual one; 'sample' is for the bundled thousand."
+        "--data",
+        help="Folder of the data set, if not the usual one; 'sample' is for a small one that is bundled.",
     ),
 ]
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]

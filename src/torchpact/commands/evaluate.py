@@ -2,15 +2,19 @@
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
+import torch
 import typer
 from rich.console import Console
 from rich.table import Table
 
 from torchpact.commands.common import DataRoot, Device, load_data, pick_device
-from torchpact.training.checkpoint import load_model
+from torchpact.commands.results import result_lines
+from torchpact.commands.train_sequences import load_test_text
+from torchpact.training.checkpoint import is_of_sequences, load_model, load_sequence_model
 from torchpact.training.evaluate import evaluate_modes
+from torchpact.training.sequence_trainer import evaluate_sequences
 
 
 def evaluate(
@@ -22,14 +26,23 @@ def evaluate(
     device: Device = "auto",
     precision: Annotated[str, typer.Option(help="fp32 or bf16.")] = "fp32",
     batch: Annotated[int | None, typer.Option(help="Images at a time.")] = None,
-    seed: Annotated[int, typer.Option(help="Seed of the modes that sample.")] = 0,
+    seed: Annotated[
+        int, typer.Option(help="Seed of the modes that sample, and of fresh examples of a task.")
+    ] = 0,
+    examples: Annotated[
+        int | None, typer.Option(help="Of a task how many examples, of a text how many characters.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the results as JSON.")] = False,
 ) -> None:
-    """Evaluate a checkpoint on the CIFAR-10 test set: accuracy, loss, FLOPs and steps.
+    """Evaluate a checkpoint: on the CIFAR-10 test set, fresh examples of its task, or the test text.
 
     [dim]Example: torchpact evaluate runs/psact/last.safetensors --mode thresholded --mode discrete[/dim]
     """
     place = pick_device(device)
+    if is_of_sequences(checkpoint):
+        measured = _on_sequences(checkpoint, mode, data, place, examples, seed)
+        print(json.dumps(measured, indent=2) if as_json else result_lines({str(checkpoint): measured}))
+        return
     model, config = load_model(checkpoint)
     _, test = load_data(data, place)
     modes = tuple(mode) if mode else config.modes
@@ -50,3 +63,19 @@ def evaluate(
             "  ".join(f"{s:.2f}" for s in m["steps"]) or "all",
         )
     Console().print(table)
+
+
+def _on_sequences(
+    checkpoint: Path,
+    modes: list[str] | None,
+    data: Path | None,
+    place: torch.device,
+    examples: int | None,
+    seed: int,
+) -> dict[str, dict[str, Any]]:
+    model, config = load_sequence_model(checkpoint)
+    text = load_test_text(data, place) if config.is_text else None
+    if text is not None:
+        examples = examples or len(text) - 1
+    chosen = tuple(modes) if modes else None
+    return evaluate_sequences(model.to(place), config, text, modes=chosen, examples=examples, seed=seed)

@@ -1,12 +1,13 @@
 """Training as a person watches it: a bar for every network, and one for all where there are many."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-from torchpact.training import Trainer, distributed, train_together
+from torchpact.commands.results import result_text
+from torchpact.training import TrainingLoop, distributed, train_together
 from torchpact.training.run_files import Event
 
 
@@ -35,7 +36,7 @@ class TrainingProgress:
     def __exit__(self, *error: object) -> None:
         self.bar.stop()
 
-    def train(self, trainers: list[Trainer]) -> None:
+    def train(self, trainers: Sequence[TrainingLoop[Any]]) -> None:
         """Train several networks at once, and show it."""
         tasks = []
         for trainer in trainers:
@@ -44,11 +45,15 @@ class TrainingProgress:
                 trainer.files.folder.name, total=trainer.config.iterations, completed=begun, shown=""
             )
             tasks.append(task)
+            if self.all is not None:
+                self.bar.advance(self.all, begun)
             trainer.report = self._reporter(task, begun)
-        train_together(trainers)
-        if self.all is not None:
-            for task in tasks:
-                self.bar.remove_task(task)
+        try:
+            train_together(trainers)
+        finally:
+            if self.all is not None:
+                for task in tasks:
+                    self.bar.remove_task(task)
 
     def _reporter(self, task: TaskID, begun: int) -> Callable[[Event], None]:
         seen: dict[str, str] = {}
@@ -69,9 +74,10 @@ class TrainingProgress:
 def _shown(event: Event) -> dict[str, Any]:
     if event["kind"] == "train":
         steps = " ".join(f"{s:.2f}" for s in event["expected_steps"])
+        what, rate = next((name, rate) for name, rate in event.items() if name.endswith("_per_second"))
         return {
             "train": f"loss {event['loss']:.3f}" + (f", steps {steps}" if steps else ""),
-            "speed": f"{event['images_per_second']:.0f} img/s",
+            "speed": f"{rate:.0f} {what.removesuffix('_per_second')}/s",
         }
     mode, measured = next(iter(event["modes"].items()))
-    return {"test": f"{mode} {measured['accuracy']:.2%} {measured['flops'] / 1e6:.1f} MFLOPs"}
+    return {"test": f"{mode} {result_text(measured)}"}

@@ -1,5 +1,6 @@
 """torchpact reproduce: the figures and tables of the paper."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -8,8 +9,10 @@ from rich.console import Console
 
 from torchpact.commands.common import DataRoot, Device, load_data, pick_device
 from torchpact.commands.progress import TrainingProgress
+from torchpact.commands.train_sequences import load_texts
 from torchpact.data import Images
-from torchpact.experiments import EXPERIMENTS, SCALES, Archive, make, missing
+from torchpact.experiments import EXPERIMENTS, SCALES, AnyRun, Archive, Run, Scale, make, missing
+from torchpact.experiments.rnn_runs import SequenceRun
 from torchpact.training import TrainingError
 
 
@@ -27,6 +30,9 @@ def reproduce(
     list_only: Annotated[
         bool, typer.Option("--list", help="Only list the runs, and which are missing.")
     ] = False,
+    draw_only: Annotated[
+        bool, typer.Option("--draw-only", help="Train nothing: draw from the runs that are finished.")
+    ] = False,
 ) -> None:
     """Reproduce figures and tables of the paper: train what is missing, then draw.
 
@@ -42,24 +48,53 @@ def reproduce(
             raise ValueError(f"expected experiments among {', '.join(EXPERIMENTS)}, or all; got {name!r}")
     scale = SCALES[scale_name]
     archive = Archive(results / scale.name, work / scale.name)
-    seeds = seed or list(range(scale.seeds))
-    runs = [run for name in names for run in EXPERIMENTS[name].runs(scale, seeds)]
+    seeds = {name: seed or EXPERIMENTS[name].seeds(scale) for name in names}
+    runs = [run for name in names for run in EXPERIMENTS[name].runs(scale, seeds[name])]
     todo = missing(runs, archive)
     if list_only:
-        for run in {run.name: run for run in runs + todo}.values():
-            print(f"{'missing ' if run in todo else 'finished'}  {run.name}")
+        undone = {run.name for run in todo}
+        for run_name in dict.fromkeys(run.name for run in runs + todo):
+            print(f"{'missing ' if run_name in undone else 'finished'}  {run_name}")
         return
-    if todo:
-        root = Path("sample") if scale.images and data is None else data
-        train, test = load_data(root, pick_device(device))
+    problems: list[str] = []
+    archive.recover(runs)
+    if todo and not draw_only:
+        problems += _train(runs, todo, archive, scale, data, device, together)
+    for name in names:
+        try:
+            paths = EXPERIMENTS[name].draw(archive, scale, seeds[name], results / scale.name / "figures")
+        except ValueError as error:
+            problems.append(f"{name}: {error}")
+            continue
+        for path in paths:
+            print(path)
+    for problem in problems[:-1]:
+        Console(stderr=True).print(problem, highlight=False, soft_wrap=True)
+    if problems:
+        raise TrainingError(f"{problems[-1]}; all else is made and kept")
+
+
+def _train(
+    runs: Sequence[AnyRun],
+    todo: Sequence[AnyRun],
+    archive: Archive,
+    scale: Scale,
+    root: Path | None,
+    device: str,
+    together: int,
+) -> list[str]:
+    """Train the missing runs; return what went wrong."""
+    if scale.images and root is None:
+        root = Path("sample")
+    place, train, test, texts = pick_device(device), None, None, None
+    if any(isinstance(run, Run) for run in todo):
+        train, test = load_data(root, place)
         if scale.images:
             train, test = (Images(d.images[: scale.images], d.labels[: scale.images]) for d in (train, test))
-        with TrainingProgress(sum(run.config.iterations for run in todo)) as progress:
-            problems = make(runs, archive, train, test, together=together, train_all=progress.train)
-        for problem in problems:
-            Console(stderr=True).print(problem, highlight=False)
-        if problems:
-            raise TrainingError(f"{len(problems)} of the runs could not be made; the others are kept")
-    for name in names:
-        for path in EXPERIMENTS[name].draw(archive, scale, seeds, results / scale.name):
-            print(path)
+    if any(isinstance(run, SequenceRun) and run.config.is_text for run in todo):
+        texts = load_texts(root, place)
+    with TrainingProgress(sum(run.config.iterations for run in todo)) as progress:
+        return make(
+            runs, archive, train, test,
+            texts=texts, device=place, together=together, train_all=progress.train,
+        )  # fmt: skip

@@ -1,98 +1,170 @@
 """torchpact train: one network, or a sweep of them at once."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import Annotated, Any
 
+import torch
 import typer
 from rich.console import Console
 
 from torchpact.commands.common import DataRoot, Device, load_data, pick_device
 from torchpact.commands.progress import TrainingProgress
-from torchpact.models.config import Per, ResNetConfig
-from torchpact.training import TrainConfig, Trainer, distributed, preset
+from torchpact.commands.results import result_lines
+from torchpact.commands.train_sequences import sequence_configs, sequence_trainers, sizes
+from torchpact.models.config import ResNetConfig
+from torchpact.training import (
+    SequenceTrainConfig,
+    TrainConfig,
+    Trainer,
+    TrainingLoop,
+    distributed,
+    preset,
+)
+from torchpact.training.sequence_config import TASKS
 
 NETWORKS = {"resnet32": 5, "resnet110": 18}
+IMAGES, SEQUENCES = "Images only", "Sequences only"
 
 
 def train(
     out: Annotated[
         Path, typer.Argument(help="Folder for the run's files; a sweep gets one folder a run in it.")
     ],
-    network: Annotated[str, typer.Option(help="resnet32, resnet110, or units a block.")] = "resnet32",
-    method: Annotated[str, typer.Option(help="plain, relaxed, reinforce or act.")] = "relaxed",
-    preset_name: Annotated[str, typer.Option("--preset", help="paper, fast or smoke.")] = "fast",
+    task: Annotated[
+        str | None, typer.Option(help=f"{', '.join(TASKS)}: sequences instead of images.", show_default=False)
+    ] = None,
+    method: Annotated[
+        str, typer.Option(help="plain, relaxed, reinforce or act; for sequences also repeat and ponder.")
+    ] = "relaxed",
+    preset_name: Annotated[
+        str | None,
+        typer.Option(
+            "--preset", help="paper, fast or smoke (fast); for sequences tiny, small or paper (tiny)."
+        ),
+    ] = None,
     tau: Annotated[list[float] | None, typer.Option(help="Price of a step; several make a sweep.")] = None,
     seed: Annotated[list[int] | None, typer.Option(help="Several make a sweep.")] = None,
-    warm_start: Annotated[
-        str | None, typer.Option(help="Checkpoint of a plain network to start from; {seed} is filled in.")
-    ] = None,
     iterations: Annotated[int | None, typer.Option(help="Instead of the preset's.")] = None,
     batch: Annotated[int | None, typer.Option(help="Instead of the preset's.")] = None,
+    lr: Annotated[float | None, typer.Option(help="Learning rate, instead of the preset's.")] = None,
     temperature: Annotated[float | None, typer.Option(help="λ of the relaxation.")] = None,
-    clip: Annotated[float | None, typer.Option(help="δ, below which a relaxed position is skipped.")] = None,
-    group: Annotated[int, typer.Option(help="Pixels a side that share a decision.")] = 1,
-    per: Annotated[str, typer.Option(help="What decides: pixel or image.")] = "pixel",
-    halting_norm: Annotated[bool, typer.Option(help="Batch norm in the halting heads, as SACT.")] = False,
     validate_every: Annotated[int | None, typer.Option(help="Iterations between validations.")] = None,
-    precision: Annotated[str | None, typer.Option(help="fp32 or bf16; bf16 on a GPU by default.")] = None,
+    network: Annotated[
+        str | None,
+        typer.Option(help="resnet32 (default), resnet110, or units a block.", rich_help_panel=IMAGES),
+    ] = None,
+    warm_start: Annotated[
+        str | None,
+        typer.Option(
+            help="Checkpoint of a plain network to start from; {seed} is filled in.", rich_help_panel=IMAGES
+        ),
+    ] = None,
+    clip: Annotated[
+        float | None,
+        typer.Option(help="δ, below which a relaxed position is skipped.", rich_help_panel=IMAGES),
+    ] = None,
+    group: Annotated[
+        int | None, typer.Option(help="Pixels a side that share a decision.", rich_help_panel=IMAGES)
+    ] = None,
+    per: Annotated[
+        str | None, typer.Option(help="What decides: pixel (default) or image.", rich_help_panel=IMAGES)
+    ] = None,
+    halting_norm: Annotated[
+        bool | None,
+        typer.Option(
+            "--halting-norm", help="Batch norm in the halting heads, as SACT.", rich_help_panel=IMAGES
+        ),
+    ] = None,
+    precision: Annotated[
+        str | None,
+        typer.Option(help="fp32 or bf16; bf16 on a GPU by default.", rich_help_panel=IMAGES),
+    ] = None,
     deterministic: Annotated[
-        bool, typer.Option(help="The same bits every time on a GPU too; slower.")
-    ] = False,
+        bool | None,
+        typer.Option(
+            "--deterministic", help="The same bits every time on a GPU too; slower.", rich_help_panel=IMAGES
+        ),
+    ] = None,
+    images: Annotated[
+        int | None, typer.Option(help="Train on the first so many images only.", rich_help_panel=IMAGES)
+    ] = None,
+    cell: Annotated[str | None, typer.Option(help="rnn, gru or lstm.", rich_help_panel=SEQUENCES)] = None,
+    hidden: Annotated[int | None, typer.Option(help="Units of a layer.", rich_help_panel=SEQUENCES)] = None,
+    layers: Annotated[int | None, typer.Option(help="Layers.", rich_help_panel=SEQUENCES)] = None,
+    max_steps: Annotated[
+        int | None,
+        typer.Option(
+            help="Most steps of the cell at a time step; repeat takes all.", rich_help_panel=SEQUENCES
+        ),
+    ] = None,
+    beta: Annotated[
+        float | None, typer.Option(help="Weight of PonderNet's prior.", rich_help_panel=SEQUENCES)
+    ] = None,
+    size: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="A size of the task, as max_digits=3; several if repeated.", rich_help_panel=SEQUENCES
+        ),
+    ] = None,
     data: DataRoot = None,
-    images: Annotated[int | None, typer.Option(help="Train on the first so many images only.")] = None,
     device: Device = "auto",
     resume: Annotated[bool, typer.Option(help="Continue what the folder holds.")] = False,
     tensorboard: Annotated[bool, typer.Option(help="Write the history for TensorBoard too.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the results as JSON.")] = False,
 ) -> None:
-    """Train a network on CIFAR-10, plain or adaptive; several taus or seeds are trained at once.
+    """Train a network on CIFAR-10, or on sequences, plain or adaptive; several taus or seeds at once.
 
-    On several GPUs, which share each batch: torchrun --nproc-per-node=4 -m torchpact train ...
+    On several GPUs, which share each batch of images: torchrun --nproc-per-node=4 -m torchpact train ...
 
     [dim]Example: torchpact train runs/psact --tau 0.01 --warm-start runs/plain/last.safetensors[/dim]
+
+    [dim]Example: torchpact train runs/parity --task parity --method act --tau 0.001[/dim]
     """
     place = distributed.join(pick_device(device))
-    units = NETWORKS.get(network)
-    if units is None:
-        if not network.isdigit():
-            raise ValueError(f"expected a network among {', '.join(NETWORKS)}, or a number; got {network!r}")
-        units = int(network)
-    settings: dict[str, Any] = {
+    common: dict[str, Any] = {
+        "method": method,
         "iterations": iterations,
         "batch": batch,
+        "lr": lr,
         "temperature": temperature,
-        "clip": clip,
         "validate_every": validate_every,
-        "precision": precision or ("bf16" if place.type == "cuda" else "fp32"),
-        "deterministic": deterministic,
-        "method": method,
-        "network": ResNetConfig(
-            units=units,
-            adaptive=method != "plain",
-            per=cast(Per, per),
-            group=group,
-            halting_norm=halting_norm,
-        ),
     }
-    base = preset(preset_name, **{k: v for k, v in settings.items() if v is not None})
-    configs = [replace(base, tau=t, seed=s) for t in tau or [base.tau] for s in seed or [0]]
-    folders = [out] if len(configs) == 1 else [out / _name(config) for config in configs]
-    train_set, test_set = load_data(data, place, images)
+    of_images: dict[str, Any] = {
+        "network": network,
+        "warm_start": warm_start,
+        "clip": clip,
+        "group": group,
+        "per": per,
+        "halting_norm": halting_norm,
+        "precision": precision,
+        "deterministic": deterministic,
+        "images": images,
+    }
+    of_sequences: dict[str, Any] = {
+        "cell": cell,
+        "hidden": hidden,
+        "layers": layers,
+        "max_steps": max_steps,
+        "beta": beta,
+        "size": size,
+    }
+    options = {"resume": resume, "tensorboard": tensorboard}
     try:
-        trainers = [
-            Trainer(
-                config,
-                folder,
-                train_set,
-                test_set,
-                resume=resume,
-                initial=None if warm_start is None else Path(warm_start.format(seed=config.seed)),
-                tensorboard=tensorboard,
+        trainers: Sequence[TrainingLoop[Any]]
+        if task is None:
+            _refuse(of_sequences, "with --task only")
+            trainers = _image_trainers(
+                out, place, preset_name or "fast", tau, seed, common, of_images, data, options
             )
-            for config, folder in zip(configs, folders, strict=True)
-        ]
+        else:
+            _refuse(of_images, "without --task only")
+            del of_sequences["size"]
+            settings = common | of_sequences | sizes(size or [])
+            configs = sequence_configs(task, preset_name, tau, seed, settings)
+            trainers = sequence_trainers(configs, _folders(out, configs), place, data, **options)
         for trainer in trainers:
             for note in trainer.notes:
                 Console(stderr=True).print(note, highlight=False)
@@ -103,23 +175,61 @@ def train(
     first = distributed.rank() == 0
     distributed.leave()
     if first:
-        results = {str(folder): trainer.results for folder, trainer in zip(folders, trainers, strict=True)}
-        print(json.dumps(results, indent=2) if as_json else _table(results))
+        results = {str(trainer.files.folder): trainer.results for trainer in trainers}
+        print(json.dumps(results, indent=2) if as_json else result_lines(results))
 
 
-def _name(config: TrainConfig) -> str:
-    tau = "" if config.method == "plain" else f"-tau{config.tau:g}"
+def _image_trainers(
+    out: Path,
+    place: torch.device,
+    preset_name: str,
+    taus: list[float] | None,
+    seeds: list[int] | None,
+    common: dict[str, Any],
+    given: dict[str, Any],
+    data: Path | None,
+    options: dict[str, Any],
+) -> list[Trainer]:
+    network = given["network"] or "resnet32"
+    units = NETWORKS.get(network)
+    if units is None:
+        if not network.isdigit():
+            raise ValueError(f"expected a network among {', '.join(NETWORKS)}, or a number; got {network!r}")
+        units = int(network)
+    parts = {k: given[k] for k in ("per", "group", "halting_norm") if given[k] is not None}
+    settings = common | {
+        "clip": given["clip"],
+        "precision": given["precision"] or ("bf16" if place.type == "cuda" else "fp32"),
+        "deterministic": given["deterministic"],
+        "network": ResNetConfig(units=units, adaptive=common["method"] != "plain", **parts),
+    }
+    base = preset(preset_name, **{k: v for k, v in settings.items() if v is not None})
+    configs = [replace(base, tau=t, seed=s) for t in taus or [base.tau] for s in seeds or [0]]
+    train_set, test_set = load_data(data, place, given["images"])
+    start: str | None = given["warm_start"]
+    return [
+        Trainer(
+            config,
+            folder,
+            train_set,
+            test_set,
+            initial=None if start is None else Path(start.format(seed=config.seed)),
+            **options,
+        )
+        for config, folder in zip(configs, _folders(out, configs), strict=True)
+    ]
+
+
+def _refuse(options: dict[str, Any], where: str) -> None:
+    for name, value in options.items():
+        if value is not None:
+            raise ValueError(f"expected --{name.replace('_', '-')} {where}")
+
+
+def _folders(out: Path, configs: Sequence[TrainConfig | SequenceTrainConfig]) -> list[Path]:
+    return [out] if len(configs) == 1 else [out / _name(config) for config in configs]
+
+
+def _name(config: TrainConfig | SequenceTrainConfig) -> str:
+    tau = "" if config.method in ("plain", "repeat") else f"-tau{config.tau:g}"
     return f"{config.method}{tau}-seed{config.seed}"
-
-
-def _table(results: dict[str, Any]) -> str:
-    lines = []
-    for folder, modes in results.items():
-        for mode, measured in modes.items():
-            steps = " ".join(f"{s:.2f}" for s in measured["steps"])
-            lines.append(
-                f"{folder}  {mode:<11}  accuracy {measured['accuracy']:.2%}  "
-                f"{measured['flops'] / 1e6:.1f} ± {measured['flops_std'] / 1e6:.1f} MFLOPs"
-                + (f"  steps {steps}" if steps else "")
-            )
-    return "\n".join(lines)

@@ -1,24 +1,39 @@
-"""Data: CIFAR-10, fetched and checked; augmentation on the device; the order of batches.
+"""Data: CIFAR-10 and enwik8, fetched and checked; augmentation on the device; synthetic tasks.
 
-Get it           fetch_cifar10, load_cifar10, load_sample, Images, DataError
+Images           fetch_cifar10, load_cifar10, load_sample, Images
+Text             fetch_enwik8, load_enwik8, load_sample_text
+Graves' tasks    task, Parity, Logic, Addition, Sort, Task, TaskBatch
 Feed it          BatchOrder, augment, crop_and_flip, standardize
 """
 
 from torchpact.data.augment import augment, crop_and_flip, standardize
 from torchpact.data.cifar10 import Images, fetch_cifar10, load_cifar10
+from torchpact.data.enwik8 import fetch_enwik8, load_enwik8
 from torchpact.data.files import DataError, Progress
 from torchpact.data.order import BatchOrder
 from torchpact.data.sample import load_sample
+from torchpact.data.sample_text import load_sample_text
+from torchpact.data.tasks import Addition, Logic, Parity, Sort, Task, TaskBatch, task
 
 __all__ = [
+    "Addition",
     "BatchOrder",
     "DataError",
     "Images",
+    "Logic",
+    "Parity",
     "Progress",
+    "Sort",
+    "Task",
+    "TaskBatch",
     "augment",
     "crop_and_flip",
     "fetch_cifar10",
+    "fetch_enwik8",
     "load_cifar10",
+    "load_enwik8",
     "load_sample",
+    "load_sample_text",
     "standardize",
+    "task",
 ]

@@ -1,20 +1,57 @@
-"""The paper's experiments: one file a figure or table.
+"""The paper's experiments: one file a figure or table."""
 
-Each has ``runs(scale, seeds)``, what has to be trained for it, and ``draw(archive, scale, seeds, folder)``,
-which makes its files from the results and returns their paths.
-"""
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 
-from types import ModuleType
-
-from torchpact.experiments import fig4, fig5, fig5_resnet110
+from torchpact.experiments import (
+    addition,
+    claims,
+    enwik8,
+    fig2,
+    fig3,
+    fig4,
+    fig5,
+    fig5_resnet110,
+    parity,
+    summary,
+)
 from torchpact.experiments.archive import Archive
-from torchpact.experiments.runs import SCALES, Run, Scale
+from torchpact.experiments.runs import SCALES, AnyRun, Run, Scale
 from torchpact.experiments.sweep import make, missing
+from torchpact.experiments.variants import COMPARISONS
 
-EXPERIMENTS: dict[str, ModuleType] = {
-    "fig4": fig4,
-    "fig5": fig5,
-    "fig5-resnet110": fig5_resnet110,
+
+@dataclass(frozen=True)
+class Experiment:
+    """What has to be trained for a figure or table, and how it is made from what is finished.
+
+    ``draw(archive, scale, seeds, folder)`` makes its files, with a note of what is missing, and returns
+    their paths.
+    """
+
+    runs: Callable[[Scale, list[int]], Sequence[AnyRun]]
+    draw: Callable[[Archive, Scale, list[int], Path], list[Path]]
+    most_seeds: int | None = None
+    """How many seeds it has at most, unless more are asked for."""
+
+    def seeds(self, scale: Scale) -> list[int]:
+        """The seeds it has by itself."""
+        return list(range(min(scale.seeds, self.most_seeds or scale.seeds)))
+
+
+EXPERIMENTS = {
+    "fig2": Experiment(fig2.runs, fig2.draw),
+    "fig3": Experiment(fig3.runs, fig3.draw),
+    "fig4": Experiment(fig4.runs, fig4.draw),
+    "fig5": Experiment(fig5.runs, fig5.draw),
+    "fig5-resnet110": Experiment(fig5_resnet110.runs, fig5_resnet110.draw, most_seeds=1),
+    **{c.name: Experiment(c.runs, c.draw, most_seeds=1) for c in COMPARISONS},
+    "table": Experiment(claims.runs, claims.draw),
+    "summary": Experiment(summary.runs, summary.draw),
+    "rnn-parity": Experiment(parity.runs, parity.draw),
+    "rnn-addition": Experiment(addition.runs, addition.draw),
+    "rnn-enwik8": Experiment(enwik8.runs, enwik8.draw),
 }
 
-__all__ = ["EXPERIMENTS", "SCALES", "Archive", "Run", "Scale", "make", "missing"]
+__all__ = ["EXPERIMENTS", "SCALES", "AnyRun", "Archive", "Experiment", "Run", "Scale", "make", "missing"]

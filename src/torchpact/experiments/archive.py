@@ -1,14 +1,13 @@
 """Where the runs of a reproduction are kept: their numbers for good, their weights while they are needed."""
 
 import json
-import shutil
-from dataclasses import fields
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from torchpact._files import write_whole
-from torchpact.experiments.runs import Run
-from torchpact.training import TrainConfig
+from torchpact.experiments.runs import AnyRun
+from torchpact.training.learns import RunConfig
 from torchpact.training.run_files import RunFiles
 
 # how often a run looks at itself, and with how many bits it computes, do not make it another run
@@ -28,48 +27,78 @@ class Archive:
     def __init__(self, results: Path, work: Path) -> None:
         self.results, self.work = results, work
 
-    def files(self, run: Run) -> RunFiles:
+    def files(self, run: AnyRun) -> RunFiles:
         """The files of a run at work."""
         return RunFiles(self.work / run.name)
 
-    def record(self, run: Run) -> dict[str, Any] | None:
+    def record(self, run: AnyRun) -> dict[str, Any] | None:
         """What run.json says of a run that is finished; None of one that is not."""
-        for folder in (self.results, self.work):
-            path = folder / run.name / "run.json"
-            if path.is_file():
-                found: dict[str, Any] = json.loads(path.read_text())
-                if found["status"] == "finished":
-                    _check_same(path, run.config, TrainConfig.from_dict(found["config"]))
-                    return found
-        return None
+        return _finished(self.results, run) or _finished(self.work, run)
 
-    def history(self, run: Run) -> list[dict[str, Any]]:
+    def history(self, run: AnyRun) -> list[dict[str, Any]]:
         """All events of a finished run."""
-        path = self.results / run.name / "history.jsonl"
-        return [json.loads(line) for line in path.read_text().splitlines()]
+        folder = self.results if _finished(self.results, run) else self.work
+        lines = (folder / run.name / "history.jsonl").read_text().splitlines()
+        return [json.loads(line) for line in lines]
 
-    def weights(self, run: Run) -> Path | None:
+    def everything(self) -> dict[str, dict[str, Any]]:
+        """What run.json says of all finished runs on images, whatever experiment they belong to, by name."""
+        found = {path.parent.name: _read(path) for path in sorted(self.results.glob("*/run.json"))}
+        return {
+            name: record
+            for name, record in found.items()
+            if record["status"] == "finished" and "task" not in record["config"]
+        }
+
+    def weights(self, run: AnyRun) -> Path | None:
         """The weights of a finished run, where they are still there."""
-        if self.record(run) is None:
-            return None
         path = self.files(run).last
-        return path if path.is_file() else None
+        # not by the results: the run may be at work again, and its newest checkpoint not the last
+        return path if _finished(self.work, run) and path.is_file() else None
 
-    def finish(self, run: Run) -> None:
+    def begun(self, run: AnyRun) -> Any:
+        """The configuration of a run at work, which is to go on as it was begun; None if it is not."""
+        path = self.files(run).run
+        return _config(path, run) if path.is_file() else None
+
+    def finish(self, run: AnyRun) -> None:
         """Keep the numbers of a run that has come to its end."""
         for path in (self.files(run).history, self.files(run).run):
             target = self.results / run.name / path.name
             target.parent.mkdir(parents=True, exist_ok=True)
             write_whole(target, path.read_bytes())
 
-    def restart(self, run: Run) -> None:
-        """Clear the way for a run that is finished but whose weights are gone."""
-        if self.record(run) is not None and self.weights(run) is None:
-            shutil.rmtree(self.work / run.name, ignore_errors=True)
+    def recover(self, runs: Iterable[AnyRun]) -> None:
+        """Keep the numbers of runs that came to their end in a sweep that did not."""
+        for run in runs:
+            if not _finished(self.results, run) and _finished(self.work, run):
+                self.finish(run)
 
 
-def _check_same(path: Path, wanted: TrainConfig, found: TrainConfig) -> None:
-    for name in (f.name for f in fields(TrainConfig)):
-        one, two = getattr(wanted, name), getattr(found, name)
-        if name not in _UNIMPORTANT and one != two:
-            raise ValueError(f"{path}: expected {name} to be {one}, got {two}; move the folder away")
+def _finished(folder: Path, run: AnyRun) -> dict[str, Any] | None:
+    path = folder / run.name / "run.json"
+    if not path.is_file():
+        return None
+    found = _read(path)
+    if found["status"] != "finished":
+        return None
+    _config(path, run)
+    return found
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        found: dict[str, Any] = json.loads(path.read_text())
+    except ValueError as error:
+        raise ValueError(f"{path}: expected JSON, got {error}") from None
+    return found
+
+
+def _config(path: Path, run: AnyRun) -> RunConfig:
+    """The configuration at ``path``, after seeing that it is that of ``run``."""
+    found = type(run.config).from_dict(_read(path)["config"])
+    given = found.to_dict()
+    for name, one in run.config.to_dict().items():
+        if name not in _UNIMPORTANT and one != given[name]:
+            raise ValueError(f"{path}: expected {name} to be {one}, got {given[name]}; move the folder away")
+    return found

@@ -2,10 +2,11 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 from torchpact.models import ResNetConfig
 from torchpact.training import TrainConfig, preset
+from torchpact.training.learns import RunConfig
 
 
 @dataclass(frozen=True)
@@ -27,15 +28,42 @@ SCALES = {
     "smoke": Scale(
         "smoke",
         "smoke",
-        {"iterations": 4, "batch": 8, "log_every": 2, "validate_every": 2, "checkpoint_every": 2},
+        {"iterations": 2, "batch": 4, "log_every": 1, "validate_every": 1, "checkpoint_every": 1},
         seeds=1,
         depths={32: 2, 110: 3},
-        images=40,
+        images=16,
     ),
     "fast": Scale("fast", "fast"),
     "paper": Scale("paper", "paper", seeds=1),
 }
 """Seconds on a CPU, to see that all of it works; 16,000 iterations; the paper's 100,000."""
+
+
+class AnyRun(Protocol):
+    """What those who make and keep runs must know of one, on images or on sequences."""
+
+    @property
+    def name(self) -> str:
+        """What tells it from other runs of its scale."""
+
+    @property
+    def setting(self) -> str:
+        """What it has in common with runs of other seeds."""
+
+    @property
+    def config(self) -> RunConfig:
+        """What is trained, and how."""
+
+    @property
+    def warm(self) -> "AnyRun | None":
+        """The run from whose weights it starts."""
+
+    @property
+    def kind(self) -> object:
+        """What runs that share a compiled iteration have in common."""
+
+
+R = TypeVar("R", bound=AnyRun)
 
 
 @dataclass(frozen=True)
@@ -52,6 +80,11 @@ class Run:
         >>> Run(preset("fast", tau=0.05, seed=2)).name
         'resnet32-relaxed-tau0.05-cold-seed2'
         """
+        return f"{self.setting}-seed{self.config.seed}"
+
+    @property
+    def setting(self) -> str:
+        """What it has in common with runs of other seeds."""
         config, network, usual = self.config, self.config.network, TrainConfig()
         parts = [f"resnet{6 * network.units + 2}", config.method]
         if config.method != "plain":
@@ -67,7 +100,7 @@ class Run:
             ):
                 if value != default:
                     parts.append(text)
-        return "-".join([*parts, f"seed{config.seed}"])
+        return "-".join(parts)
 
     @property
     def kind(self) -> TrainConfig:
@@ -108,17 +141,22 @@ def looks(scale: Scale, count: int) -> dict[str, Any]:
     return {"validate_every": max(iterations // count, 1)}
 
 
-def with_warm(runs: Iterable[Run]) -> list[Run]:
-    """The runs and those they start from, once each, the latter first."""
-    found: dict[str, Run] = {}
+def with_warm(runs: Iterable[AnyRun]) -> list[AnyRun]:
+    """The runs and those they start from, once each, the latter first.
+
+    Of a run that several experiments need, it is the one that is validated most often.
+    """
+    found: dict[str, AnyRun] = {}
     for run in runs:
         for one in (run.warm, run):
             if one is not None:
-                found.setdefault(one.name, one)
+                other = found.setdefault(one.name, one)
+                if one.config.validate_every < other.config.validate_every:
+                    found[one.name] = one
     return sorted(found.values(), key=lambda run: run.config.method != "plain")
 
 
-def batches(runs: Sequence[Run], together: int) -> list[list[Run]]:
+def batches(runs: Sequence[R], together: int) -> list[list[R]]:
     """Divide runs into those to train at once, as evenly as can be; plain ones, which others need, first.
 
     >>> [len(part) for part in batches([Run(preset("fast", seed=s)) for s in range(9)], 8)]

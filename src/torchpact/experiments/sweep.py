@@ -2,16 +2,26 @@
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from pathlib import Path
+from typing import Any
+
+import torch
 
 from torchpact.data import Images
 from torchpact.experiments.archive import Archive
-from torchpact.experiments.runs import Run, batches, with_warm
-from torchpact.training import Trainer, TrainingError, train_together
+from torchpact.experiments.rnn_runs import SequenceRun
+from torchpact.experiments.runs import AnyRun, Run, batches, with_warm
+from torchpact.training import (
+    SequenceTrainer,
+    Texts,
+    Trainer,
+    TrainingError,
+    TrainingLoop,
+    train_together,
+)
 from torchpact.training.config import Precision
 
 
-def missing(runs: Iterable[Run], archive: Archive) -> list[Run]:
+def missing(runs: Iterable[AnyRun], archive: Archive) -> list[AnyRun]:
     """The runs that are not finished, and those whose weights they start from, which come first."""
     everything = with_warm(runs)
     needed = {run.name for run in everything if archive.record(run) is None}
@@ -22,42 +32,45 @@ def missing(runs: Iterable[Run], archive: Archive) -> list[Run]:
 
 
 def make(
-    runs: Iterable[Run],
+    runs: Iterable[AnyRun],
     archive: Archive,
-    train: Images,
-    test: Images,
+    train: Images | None = None,
+    test: Images | None = None,
     *,
+    texts: Texts | None = None,
+    device: torch.device | None = None,
     together: int = 10,
-    train_all: Callable[[list[Trainer]], None] = train_together,
+    train_all: Callable[[list[TrainingLoop[Any]]], None] = train_together,
 ) -> list[str]:
-    """Train all runs that are missing; return what went wrong, a line for each run that failed.
+    """Train all runs that are missing; return what went wrong, in lines.
 
-    What was begun goes on from its last checkpoint. A run that fails, or cannot start since another one
-    has, does not keep the others from being made.
+    Those on images need ``train`` and ``test``, those on text ``texts``; with neither, ``device`` says
+    where. What was begun goes on from its last checkpoint. A run that fails, or cannot start since
+    another one has, does not keep the others from being made.
     """
+    runs = with_warm(runs)
+    archive.recover(runs)
     problems: list[str] = []
-    precision: Precision = "bf16" if train.images.device.type == "cuda" else "fp32"
+    place = device or (torch.device("cpu") if train is None else train.images.device)
     failed: set[str] = set()
     for part in batches(missing(runs, archive), together):
-        trainers: dict[str, tuple[Run, Trainer]] = {}
+        trainers: dict[str, tuple[AnyRun, TrainingLoop[Any]]] = {}
         for run in part:
             if run.warm is not None and run.warm.name in failed:
                 problems.append(f"{run.name}: has nothing to start from")
                 continue
-            archive.restart(run)
-            trainer = Trainer(
-                replace(run.config, precision=precision),
-                archive.files(run).folder,
-                train,
-                test,
-                resume=True,
-                initial=_source(run, archive),
-            )
+            try:
+                trainer = _trainer(run, archive, train, test, texts, place)
+            except (TrainingError, ValueError, OSError) as error:
+                problems.append(f"{run.name}: {error}")
+                failed.add(run.name)
+                continue
             trainers[run.name] = run, trainer
         try:
             train_all([trainer for _, trainer in trainers.values()])
         except TrainingError as error:
-            problems.append(str(error))
+            # of several it says which it was
+            problems.append(str(error) if len(trainers) > 1 else f"{next(iter(trainers))}: {error}")
         for run, trainer in trainers.values():
             if trainer.done:
                 archive.finish(run)
@@ -66,5 +79,21 @@ def make(
     return problems
 
 
-def _source(run: Run, archive: Archive) -> Path | None:
-    return None if run.warm is None else archive.weights(run.warm)
+def _trainer(
+    run: AnyRun,
+    archive: Archive,
+    train: Images | None,
+    test: Images | None,
+    texts: Texts | None,
+    device: torch.device,
+) -> TrainingLoop[Any]:
+    folder, begun = archive.files(run).folder, archive.begun(run)
+    if isinstance(run, SequenceRun):
+        return SequenceTrainer(begun or run.config, folder, device, texts, resume=True)
+    assert isinstance(run, Run)
+    if train is None or test is None:
+        raise ValueError("expected images to train on, got none")
+    precision: Precision = "bf16" if device.type == "cuda" else "fp32"
+    config = begun or replace(run.config, precision=precision)
+    initial = None if run.warm is None else archive.weights(run.warm)
+    return Trainer(config, folder, train, test, resume=True, initial=initial)

@@ -3,9 +3,12 @@
 Residual networks    resnet32, resnet110, psact_resnet32, psact_resnet110
 Of any size          ResNet, ResNetConfig, build
 Their parts          ResidualUnit, HaltingHead
+Recurrent networks   AdaptiveRNN, StackedRNN; with a readout SequenceNet, SequenceConfig
+Their parts          HaltingUnit, never_halt
 Training             warm_start
 """
 
+from torchpact.models.cells import HaltingUnit, never_halt
 from torchpact.models.config import ResNetConfig
 from torchpact.models.resnet import (
     ResNet,
@@ -16,14 +19,22 @@ from torchpact.models.resnet import (
     resnet110,
     warm_start,
 )
+from torchpact.models.rnn import AdaptiveRNN, StackedRNN
+from torchpact.models.sequence import SequenceConfig, SequenceNet
 from torchpact.models.units import HaltingHead, ResidualUnit
 
 __all__ = [
+    "AdaptiveRNN",
     "HaltingHead",
+    "HaltingUnit",
     "ResNet",
     "ResNetConfig",
     "ResidualUnit",
+    "SequenceConfig",
+    "SequenceNet",
+    "StackedRNN",
     "build",
+    "never_halt",
     "psact_resnet32",
     "psact_resnet110",
     "resnet32",

@@ -88,9 +88,9 @@ class HaltingHead(nn.Module):
 
 
 # A 3×3 convolution to a single channel leaves a GPU's matrix units idle: cuDNN's takes half as long as a
-# whole unit's. One product with all nine taps, added up where they belong, makes a relaxed training step of
-# ResNet-32 1.29 times the plain one instead of 1.68 times (benchmarks/training.py). That is where the compiler
-# makes one kernel of the additions: one by one, without gradients, they take longer than the convolution.
+# whole unit's. One product with all nine taps, added up where they belong, made a relaxed training step of
+# ResNet-32 1.29 times the plain one instead of 1.68 times. That is where the compiler makes one kernel of the
+# additions: one by one, without gradients, they take longer than the convolution.
 
 
 def _by_products() -> bool:

@@ -1,8 +1,9 @@
-"""Training: one trainer for plain, relaxed, REINFORCE and ACT networks.
+"""Training: one loop for images and sequences, plain networks and adaptive ones by any method.
 
-What to train    TrainConfig, preset, PRESETS
-Train it         Trainer, train_together, TrainingError
-Use it           evaluate, Evaluation, load_checkpoint, save_checkpoint, load_model, CheckpointError
+What to train    TrainConfig, preset, PRESETS; for sequences SequenceTrainConfig, sequence_preset
+Train it         Trainer, SequenceTrainer, Texts; train_together, TrainingError
+Use it           evaluate, Evaluation, evaluate_on_task, evaluate_on_text, evaluate_sequences
+Keep it          load_checkpoint, save_checkpoint, load_model, load_sequence_model, CheckpointError
 """
 
 from torchpact.training.checkpoint import (
@@ -10,12 +11,21 @@ from torchpact.training.checkpoint import (
     CheckpointError,
     load_checkpoint,
     load_model,
+    load_sequence_model,
     save_checkpoint,
 )
 from torchpact.training.config import PRESETS, TrainConfig, preset
 from torchpact.training.evaluate import Evaluation, evaluate, evaluate_modes
-from torchpact.training.learner import Learner, Metrics
-from torchpact.training.trainer import Trainer, TrainingError, train_together
+from torchpact.training.learner import Learner
+from torchpact.training.learns import Metrics
+from torchpact.training.loop import TrainingError, TrainingLoop, train_together
+from torchpact.training.sequence_config import SequenceTrainConfig
+from torchpact.training.sequence_evaluate import TaskEvaluation, evaluate_on_task
+from torchpact.training.sequence_learner import SequenceLearner
+from torchpact.training.sequence_presets import sequence_preset
+from torchpact.training.sequence_trainer import SequenceTrainer, Texts, evaluate_sequences
+from torchpact.training.text import TextEvaluation, evaluate_on_text
+from torchpact.training.trainer import Trainer
 
 __all__ = [
     "PRESETS",
@@ -24,14 +34,26 @@ __all__ = [
     "Evaluation",
     "Learner",
     "Metrics",
+    "SequenceLearner",
+    "SequenceTrainConfig",
+    "SequenceTrainer",
+    "TaskEvaluation",
+    "TextEvaluation",
+    "Texts",
     "TrainConfig",
     "Trainer",
     "TrainingError",
+    "TrainingLoop",
     "evaluate",
     "evaluate_modes",
+    "evaluate_on_task",
+    "evaluate_on_text",
+    "evaluate_sequences",
     "load_checkpoint",
     "load_model",
+    "load_sequence_model",
     "preset",
     "save_checkpoint",
+    "sequence_preset",
     "train_together",
 ]

@@ -6,20 +6,26 @@ under a temporary name and renamed, and the one before stays, so that there is a
 
 import hashlib
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
-from torch import Tensor
+from torch import Tensor, nn
 
 from torchpact._files import write_whole
 from torchpact.models.resnet import ResNet, build
+from torchpact.models.sequence import SequenceNet
 from torchpact.training.config import TrainConfig
+from torchpact.training.sequence_config import SequenceTrainConfig
 
 FORMAT = "torchpact checkpoint 1"
+
+M = TypeVar("M", bound=nn.Module)
+C = TypeVar("C")
 
 
 class CheckpointError(ValueError):
@@ -88,10 +94,34 @@ def load_latest(folder: Path) -> tuple[Checkpoint, list[str]]:
 
 def load_model(path: Path) -> tuple[ResNet, TrainConfig]:
     """Return the network in a checkpoint, on the CPU and in evaluation, and what it was trained with."""
+
+    def make(values: dict[str, Any]) -> tuple[ResNet, TrainConfig]:
+        config = TrainConfig.from_dict(values)
+        return build(config.network, config.training_mode()), config
+
+    return _load(path, make)
+
+
+def load_sequence_model(path: Path) -> tuple[SequenceNet, SequenceTrainConfig]:
+    """Return the network for sequences in a checkpoint, in the same way."""
+
+    def make(values: dict[str, Any]) -> tuple[SequenceNet, SequenceTrainConfig]:
+        config = SequenceTrainConfig.from_dict(values)
+        return SequenceNet(config.network, config.training_mode()), config
+
+    return _load(path, make)
+
+
+def is_of_sequences(path: Path) -> bool:
+    """Whether the network in a checkpoint is one for sequences."""
+    config = load_checkpoint(path).info.get("config")
+    return isinstance(config, dict) and "task" in config
+
+
+def _load(path: Path, make: Callable[[dict[str, Any]], tuple[M, C]]) -> tuple[M, C]:
     checkpoint = load_checkpoint(path)
     try:
-        config = TrainConfig.from_dict(checkpoint.info["config"])
-        model = build(config.network, config.training_mode())
+        model, config = make(checkpoint.info["config"])
         prefix = "model."
         weights = {k.removeprefix(prefix): v for k, v in checkpoint.tensors.items() if k.startswith(prefix)}
         model.load_state_dict(weights)

@@ -7,11 +7,9 @@ there is no generator state to save, and a run does not depend on what else is t
 Where there is a process group, its processes share the work of each iteration; see ``distributed``.
 """
 
-import hashlib
 import importlib
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -26,23 +24,8 @@ from torchpact.training import distributed
 from torchpact.training.algorithms import deterministic_algorithms, fastest_algorithms
 from torchpact.training.config import TrainConfig
 from torchpact.training.inputs import as_input, casting
-
-
-@dataclass(frozen=True)
-class Metrics:
-    """Means over the iterations since the last reading."""
-
-    loss: float
-    nll: float
-    accuracy: float
-    expected_steps: list[float]
-    iterations: int
-
-
-def derived_seed(*parts: object) -> int:
-    """A seed for this purpose, from everything that should tell it from others."""
-    digest = hashlib.blake2b("/".join(map(str, parts)).encode(), digest_size=7).digest()
-    return int.from_bytes(digest, "little")
+from torchpact.training.learns import Metrics
+from torchpact.training.state import check_same_tensors, collect, derived_seed, make_room
 
 
 def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -267,6 +250,11 @@ class Learner:
         loss, _ = self._objective(images, labels)
         return torch.autograd.grad(loss, list(self.model.parameters()))
 
+    @property
+    def pace(self) -> tuple[str, int]:
+        """Images, and how many of them in an iteration."""
+        return "images", self.config.batch
+
     def wait(self) -> None:
         """Wait until the device has done all that was asked of it."""
         if self.stream is not None:
@@ -282,13 +270,7 @@ class Learner:
 
     def state(self) -> dict[str, Tensor]:
         """All tensors that make up the state of training, by name; not copies."""
-        tensors = {f"model.{k}": v for k, v in self.model.state_dict(keep_vars=False).items()}
-        tensors |= {f"baseline.{k}": v for k, v in self.baseline.state_dict().items()}
-        for name, parameter in self.model.named_parameters():
-            for key, value in self.optimizer.state.get(parameter, {}).items():
-                if isinstance(value, Tensor):
-                    tensors[f"optimizer.{key}.{name}"] = value
-        return tensors
+        return collect(self.model, self.baseline, self.optimizer)
 
     @torch.no_grad()
     def load_state(self, tensors: dict[str, Tensor], iteration: int) -> None:
@@ -297,32 +279,15 @@ class Learner:
             with self._on_stream():
                 self._prepare()
         elif not self.capture:
-            self._create_optimizer_state(tensors)
+            make_room(self.model, self.optimizer, tensors)
         own = self.state()
-        if own.keys() != tensors.keys():
-            odd = sorted(own.keys() ^ tensors.keys())
-            raise ValueError(
-                f"expected the tensors of this run, got {len(odd)} others or missing, as {odd[0]}"
-            )
-        for name, value in own.items():
-            if value.shape != tensors[name].shape or value.dtype != tensors[name].dtype:
-                given = f"{tuple(tensors[name].shape)} {tensors[name].dtype}"
-                raise ValueError(f"expected {name} as {tuple(value.shape)} {value.dtype}, got {given}")
+        check_same_tensors(own, tensors)
         self.iteration, self._epoch, self._since = iteration, -1, 0
         with self._on_stream():
             for name, value in own.items():
                 value.copy_(tensors[name])
             self._sums.zero_()
             self._set_learning_rate()
-
-    def _create_optimizer_state(self, tensors: dict[str, Tensor]) -> None:
-        """Make room for what an optimizer keeps, which it would do in its first iteration."""
-        parameters = dict(self.model.named_parameters())
-        for name, value in tensors.items():
-            if name.startswith("optimizer."):
-                _, key, parameter = name.split(".", 2)
-                if parameter in parameters:
-                    self.optimizer.state[parameters[parameter]].setdefault(key, torch.zeros_like(value))
 
     @contextmanager
     def _on_stream(self) -> Iterator[None]:

@@ -36,7 +36,7 @@ class RunFiles:
 
     @property
     def best(self) -> Path:
-        """The one of the highest validation accuracy."""
+        """The one that did best in validation."""
         return self.folder / "best.safetensors"
 
     @property
@@ -53,16 +53,20 @@ def scalars(event: Event) -> dict[str, float]:
     {'validate/act/accuracy': 0.5, 'validate/act/nll': 1.0, 'validate/act/mflops': 2.0}
     """
     if event["kind"] == "train":
-        names = ("loss", "nll", "accuracy", "images_per_second")
+        names = [
+            name for name in event if name in ("loss", "nll", "accuracy") or name.endswith("_per_second")
+        ]
         blocks = enumerate(event["expected_steps"], 1)
         return {f"train/{name}": event[name] for name in names} | {
             f"train/expected_steps/block{k}": steps for k, steps in blocks
         }
     found = {}
     for mode, measured in event["modes"].items():
-        for name in ("accuracy", "nll"):
-            found[f"validate/{mode}/{name}"] = measured[name]
-        found[f"validate/{mode}/mflops"] = measured["flops"] / 1e6
+        for name in ("accuracy", "nll", "bits_per_character", "steps"):
+            if isinstance(measured.get(name), float):
+                found[f"validate/{mode}/{name}"] = measured[name]
+        if "flops" in measured:
+            found[f"validate/{mode}/mflops"] = measured["flops"] / 1e6
     return found
 
 

@@ -4,7 +4,8 @@ import torch
 from torch import Tensor
 
 from torchpact._checks import check_count
-from torchpact.training.learner import Learner, derived_seed
+from torchpact.training.learner import Learner
+from torchpact.training.state import derived_seed
 
 
 def gradient_variance(learner: Learner, samples: int = 32) -> dict[str, float]:

@@ -1,0 +1,24 @@
+"""Engines: how the active positions of a block get computed. Modes decide, engines execute.
+
+Deploy a network     deploy, Deployed, Report
+Its engines          ENGINES: dense, compact, sparse, native, gpu; each makes a Runner of a FoldedBlock
+Whole networks       NETWORK_ENGINES: for engines that do not go block by block
+Any block            CompactBlock: halted examples leave the batch
+"""
+
+from torchpact.engines.compact import CompactBlock
+from torchpact.engines.deployment import ENGINES, NETWORK_ENGINES, Deployed, deploy
+from torchpact.engines.folding import FoldedBlock, Runner, Unsupported
+from torchpact.engines.report import Report
+
+__all__ = [
+    "ENGINES",
+    "NETWORK_ENGINES",
+    "CompactBlock",
+    "Deployed",
+    "FoldedBlock",
+    "Report",
+    "Runner",
+    "Unsupported",
+    "deploy",
+]

@@ -1,0 +1,215 @@
+"""deploy: the same network, with halted work skipped."""
+
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from torchpact.block import Ponder
+from torchpact.engines import compact, dense, gpu, native, sparse
+from torchpact.engines.folding import FoldedBlock, Runner, Unsupported, fold_norm
+from torchpact.engines.report import Measurement, Report
+from torchpact.engines.timing import interleaved
+from torchpact.flops import _uncompiled, flops_from_ponders
+from torchpact.models.config import check_group
+from torchpact.models.resnet import ResNet
+from torchpact.modes import Mode, as_mode
+
+T = TypeVar("T")
+
+ENGINES: dict[str, Callable[[FoldedBlock], Runner]] = {
+    "dense": dense.build,
+    "compact": compact.build,
+    "sparse": sparse.build,
+    "native": native.build,
+    "gpu": gpu.build,
+}
+"""How the active positions of a block get computed; to add an engine, write a file and enter it here.
+
+An engine makes a runner of a folded block, or raises :class:`Unsupported` with a line that says why not.
+"""
+
+Outputs = tuple[Tensor, list[Ponder]]
+
+NETWORK_ENGINES: dict[str, Callable[[ResNet, Sequence[FoldedBlock]], Callable[[Tensor], Outputs]]] = {}
+"""Engines that run a network as a whole, from checked images to logits and ponders; likewise."""
+
+
+class Deployed(nn.Module):
+    """A network made by :func:`deploy`; called like the one it was made of, by several threads if need be."""
+
+    def __init__(self, net: ResNet, runners: Sequence[Runner]) -> None:
+        super().__init__()
+        self.config = net.config
+        self.report = Report(0, [])
+        self.runners = list(runners)
+        self.network: Callable[[Tensor], Outputs] = self._run_blocks
+        self._stem_weight = net.stem.weight.detach().to(memory_format=torch.channels_last, copy=True)
+        self._norm = [x[:, None, None].to(net.stem.weight.dtype) for x in fold_norm(net.norm)]
+        self._classifier = [x.detach().clone() for x in (net.classifier.weight, net.classifier.bias)]
+
+    def explain(self) -> str:
+        """Return a table of what runs each block, and how fast it was on the example, for ``print``."""
+        return str(self.report)
+
+    @torch.no_grad()
+    def forward(self, images: Tensor) -> Outputs:
+        """Return the logits of the classes, and what each adaptive block did; without gradients."""
+        self.check(images)
+        return self.network(images)
+
+    def _run_blocks(self, images: Tensor) -> Outputs:
+        u = self.stem(images)
+        ponders = []
+        for run in self.runners:
+            u, ponder = run(u)
+            if ponder is not None:
+                ponders.append(ponder)
+        scale, shift = self._norm
+        pooled = torch.addcmul(shift, u, scale).relu_().mean((2, 3))
+        return F.linear(pooled, *self._classifier), ponders
+
+    def stem(self, images: Tensor) -> Tensor:
+        """Return what the first block is given."""
+        return F.conv2d(images.contiguous(memory_format=torch.channels_last), self._stem_weight, padding=1)
+
+    def check(self, images: Tensor) -> None:
+        """Refuse what is not images of this network's precision on its device."""
+        weight = self._stem_weight
+        if images.dim() != 4 or images.size(1) != weight.size(1):
+            raise ValueError(f"expected images of shape (batch, 3, height, width), got {tuple(images.shape)}")
+        if images.dtype != weight.dtype or images.device != weight.device:
+            raise ValueError(
+                f"expected images of {weight.dtype} on {weight.device}, as the network was when deployed; "
+                f"got {images.dtype} on {images.device}"
+            )
+        check_group(self.config.group if self.config.adaptive else 1, *images.shape[2:])
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "Deployed":
+        raise RuntimeError(
+            "a deployed network stays what it was measured as: move or cast the model and deploy again"
+        )
+
+
+def deploy(
+    model: nn.Module,
+    example: Tensor,
+    *,
+    mode: Mode | str | None = None,
+    engines: Iterable[str] | None = None,
+) -> Deployed:
+    """Return a network with the outputs of ``model`` in evaluation, which really skips halted work.
+
+    Batch norms are folded, weights laid out for the device, and every engine that can run a block is
+    measured on the ``example``, a batch of images such as will come. The fastest stays, be it the dense one,
+    and ``explain()`` says which. Batches of any size run afterwards. ``mode`` replaces the model's own; in a
+    soft mode nothing can be skipped, and the dense engine runs, with a warning. ``engines`` are the names to
+    choose from, by default all; dense is what remains. The model stays as it is, and later changes of it do
+    not reach the deployed network.
+
+    >>> model = tp.models.psact_resnet32(mode="thresholded", halting_bias=0.0).eval()
+    >>> images = torch.randn(2, 3, 32, 32)
+    >>> fast = tp.deploy(model, images)
+    >>> logits, ponders = fast(images)
+    >>> torch.allclose(logits, model(images)[0], rtol=1e-3, atol=1e-3)
+    True
+    >>> print(fast.explain())
+    block  output    engine ...
+    """
+    net = _uncompiled(model)
+    if not isinstance(net, ResNet):
+        raise TypeError(f"expected a torchpact ResNet, got {type(net).__name__}")
+    names = _names(engines)
+    blocks = [FoldedBlock(block, None if mode is None else as_mode(mode)) for block in net.blocks]
+    fast = Deployed(net, [])
+    plain = Deployed(net, [dense.build_plain(block) for block in blocks])
+    fast.check(example)
+    if not len(example):
+        raise ValueError("expected an example of at least one image, got none")
+
+    notes: dict[str, None] = {}  # in order, each once
+    chosen: list[_Choice] = []
+    with torch.no_grad():
+        u = fast.stem(example)
+        for block, plain_run in zip(blocks, plain.runners, strict=True):
+            runners = _build({n: partial(ENGINES[n], block) for n in names if n in ENGINES}, notes)
+            runners = runners or {"dense": dense.build(block)}
+            seconds = interleaved({n: partial(run, u) for n, run in (runners | {"plain": plain_run}).items()})
+            best = min(runners, key=seconds.__getitem__)
+            fast.runners.append(runners[best])
+            u, _ = runners[best](u)
+            chosen.append(_Choice(best, seconds, u.shape))
+        _, ponders = fast(example)
+        wholes = {n: partial(NETWORK_ENGINES[n], net, blocks) for n in names if n in NETWORK_ENGINES}
+        networks = _build(wholes, notes) | {"blocks": fast.network}
+        total = interleaved({n: partial(run, example) for n, run in (networks | {"plain": plain}).items()})
+        best = min(networks, key=total.__getitem__)
+        fast.network = networks[best]
+    chosen.append(_Choice(best, total, None))
+    fast.report = Report(len(example), _measurements(net, chosen, ponders, example), [*notes])
+    _warn_if_soft(blocks, {choice.engine for choice in chosen})
+    return fast
+
+
+class _Choice(NamedTuple):
+    """What was found for a block, or for the network, which has no output shape."""
+
+    engine: str
+    seconds: dict[str, float]
+    shape: torch.Size | None
+
+
+def _names(engines: Iterable[str] | None) -> list[str]:
+    known = ENGINES | NETWORK_ENGINES
+    names = [*known] if engines is None else [*engines]
+    for name in names:
+        if name not in known:
+            raise ValueError(f"expected engines among {', '.join(known)}; got {name!r}")
+    return names
+
+
+def _build(builders: Mapping[str, Callable[[], T]], notes: dict[str, None]) -> dict[str, T]:
+    """Return what the engines made, and note why some made nothing."""
+    made: dict[str, T] = {}
+    for name, build in builders.items():
+        try:
+            made[name] = build()
+        except Unsupported as reason:
+            notes[str(reason)] = None
+    return made
+
+
+def _warn_if_soft(blocks: Sequence[FoldedBlock], chosen: set[str]) -> None:
+    soft = [block.mode for block in blocks if block.heads and not block.mode.hard]
+    if soft and chosen <= {"dense", "blocks"}:
+        warnings.warn(
+            f"expected a hard mode, in which halted work can be skipped, got {soft[0]}: the dense engine "
+            'runs. deploy(model, example, mode="thresholded") skips',
+            stacklevel=3,
+        )
+
+
+def _measurements(
+    net: ResNet, chosen: Sequence[_Choice], ponders: Sequence[Ponder], example: Tensor
+) -> list[Measurement]:
+    count = flops_from_ponders(net, ponders, example.shape)
+    flops = [*count.blocks.double().mean(0).tolist()]
+    active = [float(p.steps.double().mean()) / net.config.units for p in ponders] or [1.0] * len(flops)
+    rows, plain_total = [], 0.0
+    for k, (best, seconds, shape) in enumerate(chosen):
+        if shape is None:
+            break
+        block: Any = net.blocks[k]
+        weights = sum(conv.weight.numel() for unit in block.steps for conv in (unit.conv1, unit.conv2))
+        plain = 2.0 * weights * shape[2] * shape[3]
+        plain_total += plain
+        output = "×".join(str(size) for size in shape[1:])
+        rows.append(Measurement(str(k + 1), output, best, active[k], seconds, flops[k], plain))
+    mean = sum(active) / len(active)
+    best, seconds, _ = chosen[-1]
+    whole = Measurement("all", "", best, mean, seconds, sum(flops) + count.rest, plain_total + count.rest)
+    return [*rows, whole]

@@ -1,0 +1,110 @@
+"""A block with its batch norms folded away: what every engine is built from."""
+
+from collections.abc import Callable
+from copy import deepcopy
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from torchpact.block import AdaptiveBlock, Ponder
+from torchpact.models.units import HaltingHead, ResidualUnit, join_patches, split_patches
+from torchpact.modes import Mode, Thresholded
+
+Runner = Callable[[Tensor], tuple[Tensor, Ponder | None]]
+"""A block ready to run: maps in and out are channels last; a plain block has no ponder."""
+
+
+class Unsupported(ValueError):
+    """Why an engine cannot run a block; one line."""
+
+
+class FoldedUnit(nn.Module):
+    """A residual unit in evaluation: its first batch norm is a scale and a shift, its second is gone.
+
+    The second follows a convolution, whose weights take it up; between the first and its convolution is a
+    ReLU, which keeps them apart.
+
+    >>> unit = tp.models.ResidualUnit(16, 32, stride=2).eval()
+    >>> u = torch.randn(1, 16, 8, 8)
+    >>> torch.allclose(FoldedUnit(unit)(u), unit(u), atol=1e-4)
+    True
+    """
+
+    gated = True
+
+    scale: Tensor
+    shift: Tensor
+    weight1: Tensor
+    bias1: Tensor
+    weight2: Tensor
+
+    def __init__(self, unit: ResidualUnit) -> None:
+        super().__init__()
+        scale, shift = fold_norm(unit.norm1)
+        scale2, shift2 = fold_norm(unit.norm2)
+        first, second = unit.conv1.weight.detach(), unit.conv2.weight.detach()
+        for name, value in {
+            "scale": scale[:, None, None],
+            "shift": shift[:, None, None],
+            "weight1": first.double() * scale2[:, None, None, None],
+            "bias1": shift2,
+            "weight2": second,
+        }.items():
+            layout = torch.channels_last if value.dim() == 4 else torch.contiguous_format
+            self.register_buffer(name, value.to(first.dtype, memory_format=layout, copy=True))
+        self.stride, self.padding, self.group = unit.stride, unit.padding, unit.group
+
+    shortcut: Any = ResidualUnit.shortcut  # which looks at the stride and the padding only
+
+    def forward(self, u: Tensor, gate: Tensor | None = None) -> Tensor:
+        """Return u + f(u)·gate, in patches if the unit has a ``group``."""
+        u = join_patches(u)
+        residual = torch.addcmul(self.shift, u, self.scale).relu_()
+        residual = F.conv2d(residual, self.weight1, self.bias1, self.stride, padding=1).relu_()
+        residual = F.conv2d(residual, self.weight2, padding=1)
+        u, residual = split_patches(self.shortcut(u), self.group), split_patches(residual, self.group)
+        return residual.add_(u) if gate is None else torch.addcmul(u, residual, gate)
+
+
+class FoldedBlock:
+    """The units and heads of a block of a ResNet, and the mode that decides; a plain block has no heads."""
+
+    def __init__(self, block: nn.Module, mode: Mode | None = None) -> None:
+        adaptive: AdaptiveBlock | None = block if isinstance(block, AdaptiveBlock) else None
+        steps: Any = block.steps  # plain blocks have them too
+        self.units = [FoldedUnit(unit) for unit in steps]
+        heads: Any = adaptive.halting if adaptive else ()
+        self.heads: list[HaltingHead] = [deepcopy(head).eval() for head in heads]
+        self.mode: Mode = mode or (adaptive.mode if adaptive else Thresholded())
+
+    @property
+    def head(self) -> HaltingHead | None:
+        """The first head, by which to tell what they are like."""
+        return self.heads[0] if self.heads else None
+
+    @property
+    def weight(self) -> Tensor:
+        """The first weight, by which to tell channels, device and precision."""
+        return self.units[0].weight1
+
+    def adaptive(self) -> AdaptiveBlock:
+        """Return units and heads as a block."""
+        return AdaptiveBlock(self.units, self.heads, mode=self.mode).eval()
+
+
+def fold_norm(norm: nn.BatchNorm2d) -> tuple[Tensor, Tensor]:
+    """Return the scale and the shift that a batch norm is in evaluation, in double precision.
+
+    >>> norm = nn.BatchNorm2d(3, eps=0.0)
+    >>> norm.running_mean.fill_(1), norm.running_var.fill_(4)
+    (tensor([1., 1., 1.]), tensor([4., 4., 4.]))
+    >>> fold_norm(norm)[1]
+    tensor([-0.5000, -0.5000, -0.5000], dtype=torch.float64)
+    """
+    mean, variance, weight, bias = norm.running_mean, norm.running_var, norm.weight, norm.bias
+    assert mean is not None  # ours track statistics
+    assert variance is not None
+    scale = weight.detach().double() * torch.rsqrt(variance.double() + norm.eps)
+    return scale, bias.detach().double() - mean.double() * scale

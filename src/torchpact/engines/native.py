@@ -1,0 +1,241 @@
+"""The sparse engine for CPUs, compiled: active pixels go straight through registers, and nothing is gathered.
+
+The kernel is ``native.cpp``, a file without dependencies, which the machine's own C++ compiler turns into a
+library in about two seconds when it is first wanted; the user's cache keeps it. Where there is no compiler,
+:mod:`~torchpact.engines.sparse` remains. The kernel computes in single precision, also for bfloat16 models.
+"""
+
+import ctypes
+import hashlib
+import math
+import os
+import shutil
+import subprocess
+import tempfile
+import threading
+from ctypes import POINTER, Structure, byref, c_float, c_int32, c_int64, c_void_p
+from functools import cache
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from torchpact._files import write_whole
+from torchpact.block import Ponder
+from torchpact.engines.folding import FoldedBlock, FoldedUnit, Runner, Unsupported, fold_norm
+from torchpact.models.units import HaltingHead
+from torchpact.modes import Discrete, Mode, Thresholded
+from torchpact.relaxation import logistic_noise
+
+SOURCE = Path(__file__).with_suffix(".cpp")
+FLAGS = ("-std=c++17", "-O3", "-march=native", "-ffp-contract=fast", "-fopenmp", "-fPIC", "-shared")
+BLOCK = 16  # output channels whose weights lie together, as in the kernel
+MAX_THREADS = 64  # as in the kernel
+
+
+class _Block(Structure):
+    _fields_ = (
+        ("inputs", c_int32),
+        ("outputs", c_int32),
+        ("stride", c_int32),
+        ("units", c_int32),
+        ("heads", c_int32),
+        ("local", c_int32),
+        ("norm", c_int32),
+        ("group", c_int32),
+        ("weights", c_void_p),
+    )
+
+
+class _Call(Structure):
+    _fields_ = (
+        ("batch", c_int32),
+        ("height", c_int32),
+        ("width", c_int32),
+        ("threads", c_int32),
+        ("input", c_void_p),
+        ("output", c_void_p),
+        ("bound", c_float),
+        ("bounds", c_void_p),
+        ("logits", c_void_p),
+        ("probs", c_void_p),
+        ("steps", c_void_p),
+        ("expected", c_void_p),
+        ("workspace", c_void_p),
+    )
+
+
+def build(block: FoldedBlock) -> Runner:
+    """Return a runner for a block on the CPU, in a mode that compares logits with bounds."""
+    weight = block.weight
+    if weight.device.type != "cpu":
+        raise Unsupported(f"native: expected a model on the CPU, got one on {weight.device}")
+    if weight.dtype not in (torch.float32, torch.bfloat16):
+        raise Unsupported(f"native: expected single precision or bfloat16, got {weight.dtype}")
+    if weight.size(0) % BLOCK or weight.size(1) % BLOCK:
+        raise Unsupported(
+            f"native: expected multiples of {BLOCK} channels, got {weight.size(1)} and {weight.size(0)}"
+        )
+    if not isinstance(block.mode, Thresholded | Discrete):
+        raise Unsupported(f"native: expected the mode Thresholded or Discrete, got {block.mode}")
+    library()
+    return NativeBlock(block)
+
+
+class NativeBlock:
+    """A block in the kernel's layout; threads may call it at the same time, each has its own workspace."""
+
+    def __init__(self, block: FoldedBlock) -> None:
+        self.mode = block.mode
+        self.units, self.dtype = len(block.units), block.weight.dtype
+        self.weights = _pack(block)
+        head, first = block.head, block.units[0]
+        self.local = head is not None and head.conv is not None
+        self.group = 1 if head is None else head.group
+        self.heads = len(block.heads)
+        self.c = _Block(
+            inputs=first.weight1.size(1),
+            outputs=first.weight1.size(0),
+            stride=first.stride,
+            units=self.units,
+            heads=self.heads,
+            local=self.local,
+            norm=head is not None and head.pooled_norm is not None,
+            group=self.group,
+            weights=self.weights.data_ptr(),
+        )
+        self.workspaces = _Workspaces()
+
+    @torch.no_grad()
+    def __call__(self, u: Tensor) -> tuple[Tensor, Ponder | None]:
+        """Run the block."""
+        source = u.float().contiguous(memory_format=torch.channels_last)
+        batch, _, height, width = source.shape
+        stride = self.c.stride
+        shape = (batch, self.c.outputs, -(-height // stride), -(-width // stride))
+        output = torch.empty(shape, memory_format=torch.channels_last)
+        call = _Call(
+            batch=batch, height=height, width=width, threads=min(torch.get_num_threads(), MAX_THREADS)
+        )
+        call.input, call.output = source.data_ptr(), output.data_ptr()
+        call.workspace = self._workspace(call)
+        if not self.heads:
+            library().torchpact_run(byref(self.c), byref(call))
+            return output.to(self.dtype), None
+
+        group = self.group
+        positions = (batch, 1, shape[2] // group, shape[3] // group) if self.local else (batch, 1, 1, 1)
+        probs = torch.ones(self.units, *positions)
+        steps = torch.ones(positions, dtype=torch.long)
+        expected = torch.ones(positions)
+        call.probs, call.steps, call.expected = probs.data_ptr(), steps.data_ptr(), expected.data_ptr()
+        logits = None
+        bound = bounds_of(self.mode, probs[1:])
+        if isinstance(bound, Tensor):
+            logits = torch.full_like(probs, torch.inf)
+            call.bounds, call.logits = bound.data_ptr(), logits.data_ptr()
+        else:
+            call.bound = bound
+        library().torchpact_run(byref(self.c), byref(call))
+        log_prob = None if logits is None else self.mode.log_prob(logits, steps)
+        return output.to(self.dtype), Ponder(probs, steps, expected, steps.float(), log_prob)
+
+    def _workspace(self, call: _Call) -> int:
+        """Return the address of this thread's buffers for maps of this size, kept from call to call."""
+        held = self.workspaces.held
+        key = (call.height, call.width, call.threads)
+        if key not in held:
+            held.clear()  # of another size: one at a time
+            size = library().torchpact_workspace(byref(self.c), call.height, call.width)
+            held[key] = torch.zeros(size * call.threads // 4)
+            call.workspace = held[key].data_ptr()
+            library().torchpact_prepare(byref(self.c), byref(call))
+        return held[key].data_ptr()
+
+
+class _Workspaces(threading.local):
+    """The workspace of each thread, by the size of maps and the number of threads."""
+
+    def __init__(self) -> None:
+        self.held: dict[tuple[int, int, int], Tensor] = {}
+
+
+def bounds_of(mode: Mode, like: Tensor) -> float | Tensor:
+    """Return what logits must exceed for a halt: one number, or drawn anew for every one.
+
+    >>> bounds_of(tp.Thresholded(), torch.zeros(3))
+    0.0
+    """
+    if isinstance(mode, Thresholded):
+        return math.log(mode.threshold) - math.log1p(-mode.threshold)
+    assert isinstance(mode, Discrete)
+    return torch.stack([-logistic_noise(each, mode.generator) for each in like])
+
+
+def _pack(block: FoldedBlock) -> Tensor:
+    """Return all weights of a block in the order in which the kernel walks over them."""
+    parts: list[Tensor] = []
+    for unit in block.units:
+        parts += _pack_unit(unit)
+    for head in block.heads:
+        parts += _pack_head(head, block.weight.size(0))
+    return torch.cat([part.detach().flatten().float() for part in parts])
+
+
+def _pack_unit(unit: FoldedUnit) -> list[Tensor]:
+    return [unit.scale, unit.shift, _in_blocks(unit.weight1), unit.bias1, _in_blocks(unit.weight2)]
+
+
+def _in_blocks(weight: Tensor) -> Tensor:
+    """Return weights as [outputs / 16][9][inputs][16]."""
+    blocks: Tensor = weight.flatten(2).unflatten(0, (-1, BLOCK))
+    return blocks.permute(0, 3, 2, 1)
+
+
+def _pack_head(head: HaltingHead, channels: int) -> list[Tensor]:
+    nothing = torch.zeros(channels)
+    local = (nothing, nothing) if head.norm is None else fold_norm(head.norm)
+    pooled = (nothing, nothing) if head.pooled_norm is None else fold_norm(head.pooled_norm)
+    conv = torch.zeros(9, channels) if head.conv is None else head.conv.weight[0].flatten(1).t()
+    bias = torch.cat([head.linear.bias, torch.zeros(BLOCK - 1)])
+    return [*local, conv, *pooled, head.linear.weight, bias]
+
+
+@cache
+def library() -> ctypes.CDLL:
+    """Return the kernel, compiled for this machine if it has not been; raise Unsupported if that fails."""
+    try:
+        kernel = ctypes.CDLL(str(_built()))
+    except OSError as error:
+        raise Unsupported(f"native: no library ({' '.join(str(error).split())})") from error
+    kernel.torchpact_workspace.restype = c_int64
+    kernel.torchpact_workspace.argtypes = [POINTER(_Block), c_int32, c_int32]
+    for function in (kernel.torchpact_run, kernel.torchpact_prepare):
+        function.restype, function.argtypes = None, [POINTER(_Block), POINTER(_Call)]
+    return kernel
+
+
+def _built() -> Path:
+    """Return where the library is, once it is there."""
+    compiler = next(filter(None, map(shutil.which, (os.environ.get("CXX", "c++"), "g++", "clang++"))), None)
+    if compiler is None:
+        raise Unsupported("native: expected a C++ compiler (c++, g++, clang++ or $CXX), found none")
+    # what the compiler and -march=native stand for here, so that a shared home serves unlike machines
+    target = _run(compiler, "-march=native", "-dM", "-E", "-x", "c++", os.devnull)
+    key = hashlib.sha256(SOURCE.read_bytes() + " ".join(FLAGS).encode() + target).hexdigest()[:16]
+    path = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "torchpact" / f"native-{key}.so"
+    if not path.exists():
+        with tempfile.TemporaryDirectory() as folder:
+            built = Path(folder) / path.name
+            _run(compiler, *FLAGS, str(SOURCE), "-o", str(built))
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_whole(path, built.read_bytes())
+    return path
+
+
+def _run(*command: str) -> bytes:
+    done = subprocess.run(command, capture_output=True, check=False)
+    if done.returncode:
+        problem = done.stderr.decode(errors="replace").strip().splitlines()[-1:]
+        raise Unsupported(f"native: {Path(command[0]).name} failed ({' '.join(problem)})")
+    return done.stdout

@@ -1,0 +1,67 @@
+"""What deploy found out, as a table."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """A block, or the whole network: what runs it, and how long that took on the example.
+
+    >>> block = Measurement("1", "16×32×32", "native", 0.4, {"native": 1e-3, "plain": 3e-3}, 5e6, 10e6)
+    >>> block.speedup, block.flops_speedup
+    (3.0, 2.0)
+    """
+
+    name: str
+    output: str
+    engine: str
+    active: float
+    """The share of units that positions ran, in the mean."""
+    seconds: Mapping[str, float]
+    """By engine; "plain" is the block of a network that is not adaptive, computed densely."""
+    flops: float
+    plain_flops: float
+
+    @property
+    def speedup(self) -> float:
+        """How many times as fast as the plain block."""
+        return self.seconds["plain"] / self.seconds[self.engine]
+
+    @property
+    def flops_speedup(self) -> float:
+        """The same, were FLOPs all that counts."""
+        return self.plain_flops / self.flops
+
+
+@dataclass(frozen=True)
+class Report:
+    """The measurements of all blocks and of the network, and what kept engines from being tried."""
+
+    batch: int
+    measurements: Sequence[Measurement]
+    notes: Sequence[str] = field(default=())
+
+    def __str__(self) -> str:
+        """Return a table for people."""
+        head = ("block", "output", "engine", "active", "faster", "by FLOPs", "milliseconds")
+        rows = [head, *(_cells(each) for each in self.measurements)]
+        widths = [max(len(row[i]) for row in rows) for i in range(len(head))]
+        lines = ["  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in rows]
+        lines.append(
+            f"Medians on {self.batch} images, without gradients; “plain” is the same network run in full."
+        )
+        return "\n".join([*lines, *self.notes])
+
+
+def _cells(each: Measurement) -> tuple[str, ...]:
+    times = sorted(each.seconds.items(), key=lambda item: item[1])
+    return (
+        each.name,
+        each.output,
+        each.engine,
+        f"{each.active:.0%}",
+        f"{each.speedup:.2f} ×",
+        f"{each.flops_speedup:.2f} ×",
+        ", ".join(f"{name} {1e3 * seconds:.3g}" for name, seconds in times),
+    )

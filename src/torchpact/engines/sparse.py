@@ -1,0 +1,101 @@
+"""The sparse engine in plain PyTorch: active pixels are gathered and multiplied, one chunk after the other.
+
+Maps lie channels last within a border of zeros, seen as rows of pixels. The three pixels to the left, at
+and to the right of one are then neighbours in memory, so that the nine inputs of a convolution are three
+reads. Lists of pixels are filtered from those of the unit before, as pixels only ever halt.
+
+On 2 CPU cores a convolution of 32 or 64 channels at half or a quarter of the pixels reaches, at batch 64,
+0.5 to 0.7 of the speed that its share of pixels promises against the dense one. Gathering nine single pixels
+reaches 0.3 to 0.5, nine accumulating products 0.45 to 0.6, dense convolutions of 4×4 tiles 0.2 to 0.4.
+"""
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from torchpact.block import Ponder
+from torchpact.engines.folding import FoldedBlock, FoldedUnit, Runner, Unsupported
+from torchpact.engines.ponder import make_ponder
+
+CHUNK = 4096  # pixels; 1024 is 4 to 8 % slower with 32 and 64 channels
+
+
+def build(block: FoldedBlock) -> Runner:
+    """Return a runner for a block with a decision for every pixel."""
+    head = block.head
+    if head is None or head.conv is None or head.norm is not None or head.group > 1:
+        raise Unsupported("sparse: expected a decision for every pixel, by heads without batch norm")
+    if not block.mode.hard:
+        raise Unsupported(f"sparse: expected a hard mode, got {block.mode}")
+    return SparseBlock(block)
+
+
+class SparseBlock:
+    """A block that computes convolutions at active pixels only."""
+
+    def __init__(self, block: FoldedBlock) -> None:
+        self.block = block.adaptive()
+        self.first = block.units[0]
+        self.others = [(_matrix(u.weight1), u.bias1, _matrix(u.weight2), u) for u in block.units[1:]]
+        self.heads = [(_matrix(head.conv.weight.detach()), head.linear) for head in block.heads if head.conv]
+
+    @torch.no_grad()
+    def __call__(self, u: Tensor) -> tuple[Tensor, Ponder | None]:
+        """Run the block."""
+        mode, block = self.block.mode, self.block
+        if not len(u):
+            output, ponder = block(u)
+            return output, ponder
+        state = F.pad(self.first(u).permute(0, 2, 3, 1), (0, 0, 1, 1, 1, 1))
+        batch, height, width, channels = state.shape
+        height, width = height - 2, width - 2
+        live = state.new_zeros(state.shape[:3], dtype=torch.bool)
+        live[:, 1:-1, 1:-1] = True
+        near = active = live.flatten().nonzero().squeeze(1)
+        before, middle = torch.zeros_like(state), torch.zeros_like(state)
+        rows, before_rows, middle_rows = (x.view(-1, channels) for x in (state, before, middle))
+        asked: list[Tensor] = []
+        steps = torch.ones(batch, 1, height, width, dtype=torch.long, device=u.device)
+        for (matrix, linear), (matrix1, bias1, matrix2, unit) in zip(self.heads, self.others, strict=True):
+            pooled = F.linear(state.sum((1, 2)) / (height * width), linear.weight, linear.bias).flatten()
+            image = active // live[0].numel()
+            logits = _convolve(rows, width, active, matrix).flatten().float() + pooled.float()[image]
+            every = torch.full(live.shape, torch.inf, device=u.device)
+            every.view(-1)[active] = logits
+            asked.append(every[:, None, 1:-1, 1:-1])
+            _, remaining = mode.halt(torch.ones_like(logits), logits)
+            goes_on = mode.gate(remaining) > 0
+            if not goes_on.all():
+                live.view(-1)[active] = goes_on
+                active = active[goes_on]
+                if not len(active):
+                    break
+                seen = F.max_pool2d(live[:, None].float(), 3, stride=1, padding=1)
+                near = near[seen.view(-1)[near] > 0]
+            steps += live[:, None, 1:-1, 1:-1]
+            _activate(before[:, 1:-1, 1:-1], state[:, 1:-1, 1:-1], unit)
+            middle_rows[near] = _convolve(before_rows, width, near, matrix1).add_(bias1).relu_()
+            rows.index_add_(0, active, _convolve(middle_rows, width, active, matrix2))
+        ponder = make_ponder(asked, block.max_steps, steps, mode)
+        return state[:, 1:-1, 1:-1].permute(0, 3, 1, 2).contiguous(memory_format=torch.channels_last), ponder
+
+
+def _matrix(weight: Tensor) -> Tensor:
+    """Return the weights of a convolution as a matrix of (9 · inputs, outputs)."""
+    return weight.permute(2, 3, 1, 0).reshape(-1, len(weight)).contiguous()
+
+
+def _activate(target: Tensor, source: Tensor, unit: FoldedUnit) -> None:
+    target.copy_(torch.addcmul(unit.shift.flatten(), source, unit.scale.flatten()).relu_())
+
+
+def _convolve(rows: Tensor, width: int, places: Tensor, matrix: Tensor) -> Tensor:
+    """Convolve at the given rows of bordered maps, each ``width`` pixels wide."""
+    row, channels = width + 2, rows.size(1)
+    threes = rows.as_strided((len(rows) - 2, 3 * channels), (channels, 1))
+    offsets = torch.tensor([-row - 1, -1, row - 1], device=rows.device)
+    result = rows.new_empty(len(places), matrix.size(1))
+    for some, out in zip(places.split(CHUNK), result.split(CHUNK), strict=True):
+        taps = threes.index_select(0, (some[:, None] + offsets).view(-1))
+        torch.mm(taps.view(len(some), -1), matrix, out=out)
+    return result

@@ -1,0 +1,42 @@
+"""Times of alternatives, taken in turns, so that whatever else the machine does hits all of them alike."""
+
+import random
+import statistics
+import time
+from collections.abc import Callable, Mapping
+
+import torch
+
+
+def interleaved(
+    candidates: Mapping[str, Callable[[], object]],
+    *,
+    seconds: float = 0.5,
+    least: int = 3,
+    most: int = 200,
+) -> dict[str, float]:
+    """Return the median seconds of each candidate, measured round by round for about ``seconds`` in all.
+
+    >>> times = interleaved({"a": lambda: None, "b": lambda: time.sleep(0.01)}, seconds=0.05)
+    >>> times["a"] < times["b"]
+    True
+    """
+    for function in candidates.values():  # what is done once is no part of it
+        function()
+    taken: dict[str, list[float]] = {name: [] for name in candidates}
+    order = random.Random(0)
+    begin = time.perf_counter()
+    for done in range(most):
+        if done >= least and time.perf_counter() - begin > seconds:
+            break
+        for name in order.sample(list(candidates), len(candidates)):  # what ran before matters to caches
+            start = _now()
+            candidates[name]()
+            taken[name].append(_now() - start)
+    return {name: statistics.median(times) for name, times in taken.items()}
+
+
+def _now() -> float:
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        torch.cuda.synchronize()
+    return time.perf_counter()

@@ -1,0 +1,55 @@
+"""Addition, the third task of Graves: error and steps against the price of a step, and by difficulty."""
+
+from pathlib import Path
+from typing import Any
+
+from torchpact.experiments.archive import Archive
+from torchpact.experiments.gather import finished, inventory, over_seeds
+from torchpact.experiments.plotting import canvas, save
+from torchpact.experiments.rnn_figures import against_tau, by_difficulty, frontier, points_of
+from torchpact.experiments.rnn_runs import SequenceRun, sequence_run
+from torchpact.experiments.runs import Scale
+
+METHODS = ("relaxed", "act", "reinforce")
+TAUS: dict[str, tuple[float, ...]] = {
+    "smoke": (0.01,),
+    "fast": (0.1, 0.01, 0.001),
+    "paper": (0.1, 0.03, 0.01, 0.003, 0.001, 0.0003),
+}
+REPEATS: dict[str, tuple[int, ...]] = {"smoke": (2,), "fast": (2, 5), "paper": (2, 3, 5, 10)}
+SIZES: dict[str, dict[str, Any]] = {
+    "smoke": {"max_numbers": 2, "max_digits": 1},
+    # two numbers of up to two digits and their sum: learned in minutes on a CPU
+    "fast": {"max_numbers": 2, "max_digits": 2, "hidden": 128, "max_steps": 5, "iterations": 4000},
+    "paper": {},
+}
+
+
+def runs(scale: Scale, seeds: list[int]) -> list[SequenceRun]:
+    """Three methods for every τ, one step, and fixed numbers of them."""
+    sizes = SIZES[scale.name]
+    found = []
+    for seed in seeds:
+        found.append(sequence_run(scale.name, "addition", "plain", seed, **sizes))
+        for steps in REPEATS[scale.name]:
+            settings = sizes | {"max_steps": steps}
+            found.append(sequence_run(scale.name, "addition", "repeat", seed, **settings))
+        for method in METHODS:
+            for tau in TAUS[scale.name]:
+                found.append(sequence_run(scale.name, "addition", method, seed, tau=tau, **sizes))
+    return found
+
+
+def draw(archive: Archive, scale: Scale, seeds: list[int], folder: Path) -> list[Path]:
+    """Sequences with any wrong digit, and steps: against τ, against each other, and by difficulty."""
+    wanted = runs(scale, seeds)
+    found = finished(wanted, archive)
+    points = points_of(found, archive)
+    with canvas(4, size=(12.4, 3.1)) as (figure, axes):
+        against_tau(axes[0], points, "sequence_error", "sequences with an error, %")
+        against_tau(axes[1], points, "steps", "steps")
+        frontier(axes[2], points, "sequence_error", "sequences with an error, %")
+        by_difficulty(axes[3], points, "steps_by_difficulty", "steps")
+        axes[3].set_xlabel("digits of the number added")
+        figure.suptitle(f"addition, {scale.name}: {over_seeds(found, wanted)}")
+        return save(figure, folder, "rnn-addition", {"points": points, **inventory(wanted, found)})

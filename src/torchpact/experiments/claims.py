@@ -1,0 +1,278 @@
+"""What the paper says it found, and what was found here: a table of claims, each judged by numbers.
+
+Bounds of the judgements are written where they are used; nothing in the table is typed in by hand but the
+claims themselves.
+"""
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from torchpact._files import write_whole
+from torchpact.experiments import fig2, fig3, fig4, fig5
+from torchpact.experiments.archive import Archive
+from torchpact.experiments.gather import at_end, spread
+from torchpact.experiments.runs import Run, Scale
+
+Verdict = Literal["holds", "partly", "does not hold", "not measured yet"]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A claim of the paper, what was measured of it, and whether it holds."""
+
+    claim: str
+    where: str
+    verdict: Verdict
+    measured: str
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """The finished runs of a scale."""
+
+    archive: Archive
+    scale: Scale
+    seeds: list[int]
+
+    def groups(self, runs: list[Run]) -> dict[tuple[str, float, int], list[Run]]:
+        """Those finished, seeds together, by method, τ and group."""
+        found: dict[tuple[str, float, int], list[Run]] = {}
+        for run in runs:
+            if self.archive.record(run) is not None:
+                key = run.config.method, run.config.tau, run.config.network.group
+                found.setdefault(key, []).append(run)
+        return found
+
+    def fig5(self, depth: int, method: str) -> dict[float, list[Run]]:
+        """The finished runs of a method in fig. 5, by τ, the dearest first."""
+        found = self.groups(fig5.runs(self.scale, self.seeds, depth))
+        return {tau: runs for (kind, tau, _), runs in sorted(found.items(), reverse=True) if kind == method}
+
+    def results(self, run: Run, mode: str) -> dict[str, Any]:
+        """What one run measured in a mode."""
+        record = self.archive.record(run)
+        assert record is not None
+        found: dict[str, Any] = record["results"][mode]
+        return found
+
+
+Judge = Callable[[Evidence], tuple[Verdict, str]]
+CLAIMS: list[tuple[str, str, Judge]] = []
+
+
+def _claim(text: str, where: str) -> Callable[[Judge], Judge]:
+    def enter(judge: Judge) -> Judge:
+        CLAIMS.append((text, where, judge))
+        return judge
+
+    return enter
+
+
+@_claim("ACT's ponder cost jumps with h; PACT's expected number of iterations does not.", "fig. 2")
+def _jumps(evidence: Evidence) -> tuple[Verdict, str]:
+    at = np.linspace(0, 1, 2001).tolist()
+    act, pact = fig2.ponder_costs(at), fig2.pact_steps(at)
+    jumps = int((np.abs(np.diff(act)) > 0.1).sum())
+    steepest = float(np.abs(np.diff(pact)).max() * (len(pact) - 1))
+    verdict: Verdict = "holds" if jumps == 2 and steepest < 3 else "does not hold"
+    return verdict, f"{jumps} jumps of ρ; N has a slope of at most {steepest:.2f}"
+
+
+@_claim("Loss and accuracy of the relaxed, discrete and thresholded models stay close in training.", "fig. 3")
+def _modes_stay_close(evidence: Evidence) -> tuple[Verdict, str]:
+    runs = [r for r in fig3.runs(evidence.scale, evidence.seeds) if evidence.archive.record(r) is not None]
+    if not runs:
+        return "not measured yet", ""
+    during, end = [], []
+    for run in runs:
+        gaps = []
+        for event in evidence.archive.history(run):
+            if event["kind"] == "validate":
+                accuracies = [100 * modes["accuracy"] for modes in event["modes"].values()]
+                gaps.append(max(accuracies) - min(accuracies))
+        during.append(max(gaps))
+        end.append(gaps[-1])
+    verdict: Verdict = "holds" if max(end) < 0.5 and max(during) < 2 else "partly"
+    return verdict, f"largest gap in training {spread(during)} points, at its end {spread(end)} ({_n(runs)})"
+
+
+@_claim("The relaxed model requires more computation than the discrete one.", "section 5")
+def _relaxed_costs_more(evidence: Evidence) -> tuple[Verdict, str]:
+    ratios = [
+        evidence.results(run, "relaxed")["flops"] / evidence.results(run, "discrete")["flops"]
+        for runs in evidence.fig5(32, "relaxed").values()
+        for run in runs
+    ]
+    if not ratios:
+        return "not measured yet", ""
+    more = sum(r > 1 for r in ratios)
+    verdict: Verdict = (
+        "holds" if more == len(ratios) else "partly" if 2 * more > len(ratios) else "does not hold"
+    )
+    low, high = min(ratios), max(ratios)
+    return verdict, f"{low:.3f} to {high:.3f} times the FLOPs, more in {more} of {len(ratios)} runs"
+
+
+@_claim("The gradients of REINFORCE have about 100 times the variance for M = 1344.", "fig. 4")
+def _variance(evidence: Evidence) -> tuple[Verdict, str]:
+    found = evidence.groups(fig4.runs(evidence.scale, evidence.seeds))
+    pairs = {}
+    for group, latents in fig4.GROUPS.items():
+        both = [found.get((method, fig4.TAU, group)) for method in fig4.METHODS]
+        if both[0] and both[1]:
+            relaxed, reinforce = (
+                np.mean([_log_variance(evidence, run) for run in runs]) for runs in both if runs
+            )
+            pairs[latents] = float(reinforce - relaxed)
+    if 1344 not in pairs:
+        return "not measured yet", ""
+    text = ", ".join(f"10^{gap:.1f} for M = {m}" for m, gap in pairs.items())
+    gap = pairs[1344]
+    verdict: Verdict = "holds" if gap > 1.5 else "partly" if gap > 0.5 else "does not hold"
+    return verdict, f"ratio of the variances, mean over training: {text}"
+
+
+@_claim("REINFORCE is competitive for M = 21 and 84 only.", "fig. 4")
+def _competitive(evidence: Evidence) -> tuple[Verdict, str]:
+    found = evidence.groups(fig4.runs(evidence.scale, evidence.seeds))
+    gaps = {}
+    for group, latents in fig4.GROUPS.items():
+        relaxed, reinforce = (found.get((method, fig4.TAU, group)) for method in fig4.METHODS)
+        if relaxed and reinforce:
+            ours = at_end(relaxed, evidence.archive, "discrete")["accuracy"].mean
+            gaps[latents] = ours - at_end(reinforce, evidence.archive, "discrete")["accuracy"].mean
+    if len(gaps) < len(fig4.GROUPS):
+        return "not measured yet", ""
+    text = ", ".join(f"{gap:+.1f} for M = {m}" for m, gap in gaps.items())
+    few = max(gaps[21], gaps[84]) < 2
+    many = min(gaps[336], gaps[1344]) > 2
+    verdict: Verdict = "holds" if few and many else "partly" if few or many else "does not hold"
+    return verdict, f"the relaxation is better by {text} points"
+
+
+def _similar(evidence: Evidence, depth: int) -> tuple[Verdict, str]:
+    curves = [_curve(evidence, depth, "relaxed", "discrete"), _curve(evidence, depth, "act", "act")]
+    if any(len(x) < 2 for x, _ in curves):
+        return "not measured yet", ""
+    (x1, y1), (x2, y2) = curves
+    at = np.linspace(max(x1[0], x2[0]), min(x1[-1], x2[-1]), 50)
+    gap = np.interp(at, x1, y1) - np.interp(at, x2, y2)
+    verdict: Verdict = "holds" if np.abs(gap).max() < 0.5 else "partly"
+    return verdict, f"PSACT less SACT at equal FLOPs: {gap.min():+.2f} to {gap.max():+.2f} points"
+
+
+@_claim("PSACT and SACT perform similarly, ResNet-32.", "fig. 5")
+def _similar32(evidence: Evidence) -> tuple[Verdict, str]:
+    return _similar(evidence, 32)
+
+
+@_claim("PSACT and SACT perform similarly, ResNet-110.", "fig. 5")
+def _similar110(evidence: Evidence) -> tuple[Verdict, str]:
+    return _similar(evidence, 110)
+
+
+@_claim("PSACT needs a somewhat lower τ for the same FLOPs.", "section 5")
+def _lower_tau(evidence: Evidence) -> tuple[Verdict, str]:
+    psact, sact = evidence.fig5(32, "relaxed"), evidence.fig5(32, "act")
+    shared = [tau for tau in psact if tau in sact]
+    if not shared:
+        return "not measured yet", ""
+    parts, less = [], 0
+    for tau in shared:
+        ours = at_end(psact[tau], evidence.archive, "discrete")["mflops"].mean
+        theirs = at_end(sact[tau], evidence.archive, "act")["mflops"].mean
+        less += ours < theirs
+        parts.append(f"{ours:.0f} and {theirs:.0f} at τ = {tau:g}")
+    verdict: Verdict = "holds" if less == len(shared) else "partly" if less else "does not hold"
+    return verdict, f"MFLOPs of PSACT and SACT: {', '.join(parts)}"
+
+
+@_claim("Relaxed PSACT trains ResNet-110, with 1344 18-ary latent variables.", "section 5")
+def _trains110(evidence: Evidence) -> tuple[Verdict, str]:
+    found = evidence.fig5(110, "relaxed")
+    if not found:
+        return "not measured yet", ""
+    parts = []
+    for tau, runs in found.items():
+        end = at_end(runs, evidence.archive, "discrete")
+        parts.append(f"{end['accuracy']} % at {end['mflops'].mean:.0f} MFLOPs (τ = {tau:g})")
+    best = max(at_end(runs, evidence.archive, "discrete")["accuracy"].mean for runs in found.values())
+    verdict: Verdict = "holds" if best > 90 else "partly"
+    return verdict, "; ".join(parts)
+
+
+@_claim("PSACT can be evaluated thresholded with very close results.", "section 5")
+def _thresholded(evidence: Evidence) -> tuple[Verdict, str]:
+    return _drop(evidence, "relaxed", "discrete", lambda worst: "holds" if worst < 0.3 else "partly")
+
+
+@_claim("SACT evaluated thresholded loses at least 5 points of accuracy.", "supplement")
+def _sact_thresholded(evidence: Evidence) -> tuple[Verdict, str]:
+    return _drop(evidence, "act", "act", lambda worst: "holds" if worst >= 5 else "does not hold")
+
+
+def _drop(
+    evidence: Evidence, method: str, mode: str, judge: Callable[[float], Verdict]
+) -> tuple[Verdict, str]:
+    """What the thresholded mode loses to another, in points, setting by setting."""
+    parts, drops = [], []
+    for depth in (32, 110):
+        for tau, runs in evidence.fig5(depth, method).items():
+            lost = [
+                100 * (evidence.results(r, mode)["accuracy"] - evidence.results(r, "thresholded")["accuracy"])
+                for r in runs
+            ]
+            drops += lost
+            parts.append(f"{spread(lost)} (ResNet-{depth}, τ = {tau:g})")
+    if not drops:
+        return "not measured yet", ""
+    return judge(max(drops)), f"accuracy lost, points: {', '.join(parts)}"
+
+
+def _log_variance(evidence: Evidence, run: Run) -> float:
+    events = [e for e in evidence.archive.history(run) if "gradient_variance" in e]
+    return float(np.mean([np.log10(e["gradient_variance"]["latents"]) for e in events]))
+
+
+def _curve(evidence: Evidence, depth: int, method: str, mode: str) -> tuple[list[float], list[float]]:
+    ends = [at_end(runs, evidence.archive, mode) for runs in evidence.fig5(depth, method).values()]
+    points = sorted((end["mflops"].mean, end["accuracy"].mean) for end in ends)
+    return [x for x, _ in points], [y for _, y in points]
+
+
+def _n(runs: list[Run]) -> str:
+    return f"{len(runs)} seed{'s' if len(runs) > 1 else ''}"
+
+
+def findings(archive: Archive, scale: Scale, seeds: list[int]) -> list[Finding]:
+    """Judge every claim by the runs that are finished."""
+    evidence = Evidence(archive, scale, seeds)
+    return [Finding(text, where, *judge(evidence)) for text, where, judge in CLAIMS]
+
+
+def runs(scale: Scale, seeds: list[int]) -> list[Run]:
+    """None of its own: it judges by what there is."""
+    return []
+
+
+def markdown(found: list[Finding]) -> str:
+    """The findings as a table."""
+    lines = ["| the paper says | where | verdict | measured here |", "|---|---|---|---|"]
+    lines += [f"| {f.claim} | {f.where} | **{f.verdict}** | {f.measured} |" for f in found]
+    return "\n".join(lines) + "\n"
+
+
+def draw(archive: Archive, scale: Scale, seeds: list[int], folder: Path) -> list[Path]:
+    """The table, as Markdown and as JSON."""
+    found = findings(archive, scale, seeds)
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = [folder / "claims.md", folder / "claims.json"]
+    write_whole(paths[0], markdown(found).encode())
+    write_whole(paths[1], (json.dumps([asdict(f) for f in found], indent=2) + "\n").encode())
+    print(markdown(found))
+    return paths

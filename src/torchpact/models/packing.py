@@ -1,0 +1,78 @@
+"""Batches of sequences without their padding, as PackedSequence has them.
+
+The rows of one time step follow those of another, the longest sequence first in each.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
+
+from torchpact.block import Ponder
+
+
+def pack(
+    input: Tensor | PackedSequence,
+    lengths: Tensor | Sequence[int] | None,
+    features: int,
+    batch_first: bool,
+) -> PackedSequence:
+    """Check a batch of sequences of so many features, and take its padding out.
+
+    >>> pack(torch.randn(2, 3, 8), [1, 3], features=8, batch_first=True).batch_sizes
+    tensor([2, 1, 1])
+    """
+    if isinstance(input, PackedSequence):
+        if lengths is not None:
+            raise ValueError("expected no lengths with a PackedSequence, which has its own; got both")
+        if input.data.dim() != 2 or input.data.size(1) != features:
+            given = tuple(input.data.shape)
+            raise ValueError(f"expected a PackedSequence of {features} features, got data of shape {given}")
+        return input
+    expected = f"({'batch, time' if batch_first else 'time, batch'}, {features})"
+    if not isinstance(input, Tensor):
+        given = type(input).__name__
+        raise TypeError(f"expected a tensor of shape {expected} or a PackedSequence, got {given}")
+    if input.dim() != 3 or input.size(2) != features:
+        raise ValueError(f"expected input of shape {expected}, got {tuple(input.shape)}")
+    by_time = input.transpose(0, 1) if batch_first else input
+    time, batch = by_time.shape[:2]
+    if time < 1:
+        raise ValueError("expected sequences of at least one time step, got 0")
+    if lengths is None:
+        return PackedSequence(by_time.reshape(time * batch, features), torch.full((time,), batch))
+    return pack_padded_sequence(by_time, _check_lengths(lengths, batch, time), enforce_sorted=False)
+
+
+def pad(rows: Tensor, packed: PackedSequence, total: int, value: float = 0.0) -> Tensor:
+    """Return packed rows as (batch, time, …), padded with ``value`` to ``total`` time steps."""
+    sizes = packed.batch_sizes
+    if packed.unsorted_indices is None and sizes[0] == sizes[-1]:
+        return rows.view(len(sizes), int(sizes[0]), *rows.shape[1:]).transpose(0, 1)
+    whole = packed._replace(data=rows)
+    padded: Tensor
+    padded, _ = pad_packed_sequence(whole, batch_first=True, padding_value=value, total_length=total)
+    return padded
+
+
+def with_time(ponder: Ponder, packed: PackedSequence, total: int) -> Ponder:
+    """Give a ponder of packed rows the positions (batch, time)."""
+    probs = pad(ponder.probs.t(), packed, total, 1.0)
+    return Ponder(
+        probs=probs.movedim(-1, 0),
+        steps=pad(ponder.steps, packed, total),
+        expected_steps=pad(ponder.expected_steps, packed, total),
+        cost=pad(ponder.cost, packed, total),
+        log_prob=None if ponder.log_prob is None else pad(ponder.log_prob, packed, total),
+    )
+
+
+def _check_lengths(lengths: Tensor | Sequence[int], batch: int, time: int) -> Tensor:
+    given = torch.as_tensor(lengths).cpu()
+    if given.shape != (batch,) or given.is_floating_point() or given.dtype == torch.bool:
+        raise ValueError(f"expected {batch} whole numbers as lengths, got {given.dtype} {tuple(given.shape)}")
+    wrong = given[(given < 1) | (given > time)]
+    if len(wrong):
+        raise ValueError(f"expected lengths of 1 to {time}, got {wrong[0].item()}")
+    return given.long()

@@ -1,0 +1,305 @@
+"""Recurrent networks that ponder: every time step is an adaptive block (section 4.2)."""
+
+from collections.abc import Callable, Iterable, Sequence
+from itertools import zip_longest
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.utils.rnn import PackedSequence
+
+from torchpact import _state
+from torchpact._checks import at_least_single, check_number, readable
+from torchpact._state import State
+from torchpact.block import AdaptiveBlock, Ponder, Trace
+from torchpact.models.cells import HaltingUnit, Transition, probe
+from torchpact.models.packing import pack, pad, with_time
+from torchpact.modes import Mode, as_mode
+
+
+class AdaptiveRNN(nn.Module):
+    """A recurrent layer that decides at every time step how often to run its cell.
+
+    ``cell`` is an ``nn.LSTMCell``, ``GRUCell`` or ``RNNCell`` for one input more than there are: the last
+    tells the first iteration of a time step. Any module with an ``input_size`` that maps (input, state)
+    to a new state will do, where a state is a tensor of shape (batch, size) or a tuple of them, the first
+    of which is the output, and None stands for zeros. ``halting`` is a head from states to logits of
+    shape (batch, 1), by default a :class:`HaltingUnit` whose bias starts at ``halting_bias``, as Graves
+    has it; see also :func:`never_halt`.
+
+    The call is that of ``nn.LSTM``, for batches: input of shape (time, batch, features), or (batch, time,
+    features) with ``batch_first``, optionally with the ``lengths`` of the sequences, in any order; or a
+    ``PackedSequence``. An initial state is what the cell takes, (batch, size) each. What comes back are
+    the outputs in the form of the input, the state after each sequence's last time step, and a
+    :class:`~torchpact.Ponder` with positions (batch, time), whatever ``batch_first``. Padding is not
+    computed and costs nothing: there the outputs, ``steps``, ``cost`` and ``log_prob`` are 0.
+
+    In the soft modes the state handed on is the mean of the iterations' states, in the hard ones the
+    state at halting. ACT stops when every example has, in training too: its ``expected_steps`` then
+    count the iterations that were run. With ``compact``, examples that have halted leave the batch where
+    there are no gradients; the results are those without.
+
+    An objective averages the cost over positions, so let its nll be the mean over time too: the sum
+    over the time steps of an example, divided by the number of positions, T.
+
+    >>> rnn = AdaptiveRNN(nn.LSTMCell(8 + 1, 16), max_steps=5, batch_first=True)
+    >>> output, (h, c), ponder = rnn(torch.randn(3, 7, 8), lengths=[7, 2, 4])
+    >>> output.shape, h.shape, ponder.cost.shape
+    (torch.Size([3, 7, 16]), torch.Size([3, 16]), torch.Size([3, 7]))
+    """
+
+    def __init__(
+        self,
+        cell: nn.Module,
+        max_steps: int,
+        *,
+        halting: Callable[[State], Tensor] | None = None,
+        halting_bias: float = 1.0,
+        mode: Mode | str | None = None,
+        batch_first: bool = False,
+        compact: bool = True,
+    ) -> None:
+        super().__init__()
+        check_number("halting_bias", halting_bias, open_low=True, open_high=True)
+        state = probe(cell)
+        # the layout of a state, without values
+        self._example = _state.map_state(lambda part: part[:1].to("meta"), state)
+        self.batch_first = batch_first
+        self.compact = compact
+        output = _state.parts(state)[0]
+        if halting is None:
+            halting = HaltingUnit(output.size(1), halting_bias).to(output.device, output.dtype)
+        self.block = AdaptiveBlock(Transition(cell), halting, mode=mode, max_steps=max_steps)
+        with torch.no_grad():
+            logits = halting(state)
+        if not isinstance(logits, Tensor) or logits.shape != (len(output), 1):
+            raise ValueError(
+                f"expected a halting head that gives (batch, 1), got {_state.shape_of(logits)} "
+                f"for a batch of {len(output)}"
+            )
+
+    @property
+    def cell(self) -> nn.Module:
+        """The cell, which takes one input more than the layer."""
+        cell: nn.Module = self._transition.cell
+        return cell
+
+    @property
+    def input_size(self) -> int:
+        """The number of features of the input."""
+        return int(self.cell.input_size) - 1  # type: ignore[arg-type]
+
+    @property
+    def hidden_size(self) -> int:
+        """The number of features of the output."""
+        return _state.parts(self._example)[0].size(1)
+
+    @property
+    def max_steps(self) -> int:
+        """L, the most iterations of a time step."""
+        return self.block.max_steps
+
+    @property
+    def _transition(self) -> Transition:
+        transition = self.block.steps[0]
+        assert isinstance(transition, Transition)
+        return transition
+
+    def forward(
+        self,
+        input: Tensor | PackedSequence,
+        state: State | None = None,
+        *,
+        lengths: Tensor | Sequence[int] | None = None,
+        mode: Mode | str | None = None,
+    ) -> tuple[Any, State, Ponder]:
+        """Return the outputs, the final state, and what every time step did."""
+        mode = self.block.mode if mode is None else as_mode(mode)
+        learning = torch.is_grad_enabled()
+        packed = pack(input, lengths, self.input_size, self.batch_first)
+        sizes: list[int] = packed.batch_sizes.tolist()
+        u = self._initial_state(state, packed, sizes[0])
+
+        traces, ended = [], []
+        flagged = F.pad(packed.data, (0, 1), value=1.0).split(sizes)
+        unflagged = F.pad(packed.data, (0, 1), value=0.0).split(sizes)
+        for first, again in zip(flagged, unflagged, strict=True):
+            # the longest sequences come first, so those that have ended are the last rows
+            count, before = len(first), len(_state.parts(u)[0])
+            if count < before:
+                ended.append(_state.map_state(lambda part, n=count: part[n:], u))
+                u = _state.map_state(lambda part, n=count: part[:n], u)
+            traces.append(self._time_step(u, first, again, mode, learning))
+            u = traces[-1].output
+        final = _state.map_state(lambda *parts: torch.cat(parts), u, *reversed(ended))
+        if packed.unsorted_indices is not None:
+            final = _rows(final, packed.unsorted_indices)
+
+        outputs = torch.cat([_state.parts(trace.output)[0] for trace in traces])
+        ponder = self._ponder(traces, mode, learning)
+        if isinstance(input, PackedSequence):
+            return packed._replace(data=outputs), final, with_time(ponder, packed, len(sizes))
+        total = input.size(1 if self.batch_first else 0)
+        output = pad(outputs, packed, total)
+        if not self.batch_first:
+            output = output.transpose(0, 1)
+        return output, final, with_time(ponder, packed, total)
+
+    def unroll(self, input: Tensor, state: State | None = None) -> tuple[Tensor, Tensor]:
+        """Run all L iterations of a single time step on input of shape (batch, features), whoever halts.
+
+        Returns their outputs, (L, batch, size), and the logits of their halting probabilities, (L, batch),
+        the last of them +∞: what an expectation over the iterations needs, as that of
+        :func:`~torchpact.ponder_loss`.
+
+        >>> rnn = AdaptiveRNN(nn.GRUCell(8 + 1, 16), max_steps=5)
+        >>> outputs, logits = rnn.unroll(torch.randn(3, 8))
+        >>> outputs.shape, logits.shape
+        (torch.Size([5, 3, 16]), torch.Size([5, 3]))
+        """
+        packed = pack(input.unsqueeze(0), None, self.input_size, batch_first=False)
+        u = self._initial_state(state, packed, len(input))
+        first, again = (F.pad(packed.data, (0, 1), value=flag) for flag in (1.0, 0.0))
+        outputs, logits = [], []
+        for iteration in range(1, self.max_steps + 1):
+            u = self._transition(u, first, again, iteration=iteration)
+            outputs.append(_state.parts(u)[0])
+            if iteration < self.max_steps:
+                logits.append(at_least_single(self.block.halting[0](u))[:, 0])
+        logits.append(at_least_single(input.new_full((len(input),), torch.inf)))
+        return torch.stack(outputs), torch.stack(logits)
+
+    def _time_step(self, u: State, first: Tensor, again: Tensor, mode: Mode, learning: bool) -> Trace:
+        skips = mode.leaves and not (learning and mode.needs_every_h)
+        if self.compact and skips and not learning and readable(first):
+            return self._leave_batch(u, first, again, mode)
+        return self.block._iterate(u, (first, again), mode, skips)
+
+    def _leave_batch(self, u: State, first: Tensor, again: Tensor, mode: Mode) -> Trace:
+        """As the loop of the block without gradients, but with those rows only that are still active."""
+        step, head = self._transition, self.block.halting[0]
+        u = step(u, first, again, iteration=1)
+        remaining = at_least_single(_state.parts(u)[0].new_ones(len(first), 1))
+        steps = torch.ones_like(remaining, dtype=torch.long)
+        rows = torch.arange(len(first), device=first.device)
+        asked: list[Tensor] = []
+        kind = None if mode.hard else remaining.dtype
+        output = _state.map_state(lambda part: torch.zeros_like(part, dtype=kind), u)
+        for iteration in range(2, self.max_steps + 1):
+            # decisions are made for everyone, which is cheap and draws the same noise as without leaving
+            logits = head(u).to(remaining.dtype)
+            if len(rows) < len(remaining):
+                logits = torch.full_like(remaining, torch.inf).index_copy_(0, rows, logits)
+            asked.append(logits)
+            weight, remaining = mode.halt(remaining, logits)
+            if not mode.hard:
+                _add(output, rows, u, weight)
+            active = remaining > 0
+            steps = steps + active
+            stay = active[:, 0].nonzero()[:, 0]
+            if len(stay) < len(rows):
+                if mode.hard:  # also those that stay, to be overwritten when they leave
+                    _put(output, rows, u)
+                rows, kept = stay, torch.searchsorted(rows, stay)
+                u, again = _rows(u, kept), again.index_select(0, kept)
+            if not len(rows):
+                break
+            u = step(u, first, again, iteration=iteration)
+        if mode.hard:
+            _put(output, rows, u)
+        else:
+            _add(output, rows, u, remaining)
+        return Trace(_state.like(output, u), asked, remaining, steps)
+
+    def _ponder(self, traces: list[Trace], mode: Mode, learning: bool) -> Ponder:
+        """Make one ponder of all time steps: a few large operations instead of many small ones."""
+        always = [torch.full_like(trace.remaining, torch.inf) for trace in traces]
+        asked = [
+            torch.cat([inf if logits is None else logits for logits, inf in zip(row, always, strict=True)])
+            for row in zip_longest(*(trace.asked for trace in traces))
+        ]
+        steps = torch.cat([trace.steps for trace in traces])[:, 0]
+        like = torch.cat(always)[:, 0]
+        return self.block._ponder([logits[:, 0] for logits in asked], like, steps, mode, learning)
+
+    def _initial_state(self, state: State | None, packed: PackedSequence, batch: int) -> State:
+        data = packed.data
+        if state is None:
+            # in the precision of the input, as torch's cells do it
+            return _state.map_state(lambda part: data.new_zeros(batch, part.size(1)), self._example)
+        expected = _state.shape_of(_state.map_state(lambda part: part.expand(batch, -1), self._example))
+        if _state.shape_of(state) != expected:
+            raise ValueError(f"expected an initial state of shape {expected}, got {_state.shape_of(state)}")
+        return state if packed.sorted_indices is None else _rows(state, packed.sorted_indices)
+
+
+class StackedRNN(nn.Module):
+    """Adaptive layers on top of each other, each with decisions of its own.
+
+    Every layer reads the outputs of the one below, less a share of ``dropout`` in training. The call is
+    that of :class:`AdaptiveRNN`, with a list of states and of ponders, one for each layer.
+
+    >>> layers = [AdaptiveRNN(nn.GRUCell(size + 1, 16), max_steps=3) for size in (8, 16)]
+    >>> output, states, ponders = StackedRNN(layers)(torch.randn(7, 2, 8))
+    >>> output.shape, len(states), len(ponders)
+    (torch.Size([7, 2, 16]), 2, 2)
+    """
+
+    def __init__(self, layers: Iterable[AdaptiveRNN], dropout: float = 0.0) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(layers)
+        self.dropout = check_number("dropout", dropout, 0, 1)
+        for layer in self.layers:
+            if not isinstance(layer, AdaptiveRNN):
+                raise TypeError(f"expected layers of AdaptiveRNN, got {type(layer).__name__}")
+        if not self.layers:
+            raise ValueError("expected at least one layer, got none")
+        for below, above in zip(self.layers[:-1], self.layers[1:], strict=True):
+            if above.input_size != below.hidden_size or above.batch_first != below.batch_first:
+                raise ValueError(
+                    f"expected a layer of input_size={below.hidden_size}, batch_first={below.batch_first} "
+                    f"as the one below it gives; got {above.input_size}, {above.batch_first}"
+                )
+
+    def forward(
+        self,
+        input: Tensor | PackedSequence,
+        states: Sequence[State] | None = None,
+        *,
+        lengths: Tensor | Sequence[int] | None = None,
+        mode: Mode | str | None = None,
+    ) -> tuple[Any, list[State], list[Ponder]]:
+        """Return the outputs of the last layer, and the final state and ponder of each."""
+        if states is not None and len(states) != len(self.layers):
+            raise ValueError(f"expected {len(self.layers)} states for as many layers, got {len(states)}")
+        output: Any = input
+        finals, ponders = [], []
+        for index, layer in enumerate(self.layers):
+            if index and self.dropout and self.training:
+                output = _drop(output, self.dropout)
+            before = None if states is None else states[index]
+            output, final, ponder = layer(output, before, lengths=lengths, mode=mode)
+            finals.append(final)
+            ponders.append(ponder)
+        return output, finals, ponders
+
+
+def _rows(state: State, index: Tensor) -> State:
+    return _state.map_state(lambda part: part.index_select(0, index), state)
+
+
+def _put(output: State, rows: Tensor, u: State) -> None:
+    for whole, part in zip(_state.parts(output), _state.parts(u), strict=True):
+        whole.index_copy_(0, rows, part)
+
+
+def _add(output: State, rows: Tensor, u: State, weight: Tensor) -> None:
+    for whole, part in zip(_state.parts(output), _state.parts(u), strict=True):
+        whole.index_add_(0, rows, weight.index_select(0, rows) * part)
+
+
+def _drop(output: Tensor | PackedSequence, share: float) -> Tensor | PackedSequence:
+    if isinstance(output, PackedSequence):
+        return output._replace(data=F.dropout(output.data, share))
+    return F.dropout(output, share)

@@ -1,0 +1,281 @@
+"""The loop around anything that learns: what is logged, validated and saved, and when."""
+
+import json
+import math
+import os
+import platform
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+import torch
+
+import torchpact
+from torchpact._files import write_whole
+from torchpact.training import distributed
+from torchpact.training.checkpoint import Checkpoint, load_latest, save_checkpoint
+from torchpact.training.learns import Learns, Metrics
+from torchpact.training.run_files import Event, RunFiles, scalars, summary_writer
+
+L = TypeVar("L", bound=Learns)
+
+
+def accuracy(measured: dict[str, Any]) -> float:
+    """The accuracy in the first of the modes: by it the best checkpoint is chosen."""
+    value: float = next(iter(measured.values()))["accuracy"]
+    return value
+
+
+class TrainingError(RuntimeError):
+    """Training that cannot go on; the message is one line and says what is left."""
+
+
+class TrainingLoop(Generic[L]):
+    """Trains one network; several can take turns on one device, see :func:`train_together`.
+
+    ``validate`` returns what to put down of a validation, with the results in each mode as "modes", and
+    ``score`` how good those are. ``start`` is called where a run begins rather than goes on, and ``about``
+    goes into run.json. With ``tensorboard`` the history is also written for TensorBoard.
+
+    In a process group every process has one, and the first validates and writes the files for all.
+    """
+
+    def __init__(
+        self,
+        learner: L,
+        folder: str | os.PathLike[str],
+        validate: Callable[[], dict[str, Any]],
+        *,
+        score: Callable[[dict[str, Any]], float] = accuracy,
+        start: Callable[[], None] | None = None,
+        about: dict[str, Any] | None = None,
+        resume: bool = False,
+        report: Callable[[Event], None] = lambda event: None,
+        tensorboard: bool = False,
+    ) -> None:
+        self.learner = learner
+        self.config = learner.config
+        self.files = RunFiles(Path(folder))
+        self.validate, self.score = validate, score
+        self.about = about or {}
+        self.report = report
+        self.notes: list[str] = []
+        self.best = -math.inf
+        self.results: dict[str, Any] = {}
+        self._clock = time.monotonic()
+        self._seconds = 0.0
+        self._board: Any = None
+        checkpoint = distributed.on_first(lambda: self._open(resume, tensorboard))
+        if checkpoint is not None:
+            self._load(checkpoint)
+        elif start is not None:
+            start()
+        distributed.on_first(lambda: self._begin(checkpoint, tensorboard))
+
+    @property
+    def done(self) -> bool:
+        """Whether all iterations are behind."""
+        return self.learner.iteration >= self.config.iterations
+
+    def run(self) -> dict[str, Any]:
+        """Train to the end; return the results."""
+        while not self.done:
+            self.burst()
+        return self.results
+
+    def burst(self) -> None:
+        """Train until there is something to log, validate or save, and do that."""
+        stop = self.next_stop()
+        while self.learner.iteration < stop:
+            self.learner.advance()
+        self.finish_burst()
+
+    def next_stop(self) -> int:
+        """The iteration at which this trainer will next have something to do."""
+        config, now = self.config, self.learner.iteration
+        intervals = (config.log_every, config.validate_every, config.checkpoint_every)
+        return min(config.iterations, *((now // every + 1) * every for every in intervals))
+
+    def finish_burst(self) -> None:
+        """Log, validate and save what is due."""
+        due = self.learner.iteration % self.config.log_every == 0 or self.done
+        metrics = self.learner.metrics() if due else None
+        self.best, self.results = distributed.on_first(lambda: self._finish_burst(metrics))
+
+    def _finish_burst(self, metrics: Metrics | None) -> tuple[float, dict[str, Any]]:
+        config, now = self.config, self.learner.iteration
+        if metrics is not None:
+            self._log(metrics)
+        if now % config.validate_every == 0 or self.done:
+            self._validate()
+        if now % config.checkpoint_every == 0 or self.done:
+            self._save()
+        if self.done:
+            self._write_run("finished")
+            if self._board is not None:
+                self._board.close()
+        return self.best, self.results
+
+    def _log(self, metrics: Metrics) -> None:
+        elapsed = time.monotonic() - self._clock
+        self._seconds += elapsed
+        self._clock = time.monotonic()
+        if not math.isfinite(metrics.loss):
+            left = (
+                f"the last good checkpoint is {self.files.last}"
+                if self.files.last.exists()
+                else "no checkpoint yet"
+            )
+            raise TrainingError(f"loss is {metrics.loss} at iteration {self.learner.iteration}; {left}")
+        what, count = self.learner.pace
+        rate = metrics.iterations * count / max(elapsed, 1e-9)
+        self._emit("train", **{f"{what}_per_second": rate}, **asdict(metrics))
+
+    def _validate(self) -> None:
+        started = time.monotonic()
+        self.learner.wait()
+        found = self.validate()
+        self._emit("validate", **found)
+        self.results = found["modes"]
+        # validation is not training time
+        self._clock += time.monotonic() - started
+        score = self.score(self.results)
+        if score > self.best:
+            self.best = score
+            save_checkpoint(self.files.best, self.learner.state(), self._info())
+
+    def _save(self) -> None:
+        self.learner.wait()
+        state = self.learner.state()
+        for name, value in state.items():
+            if value.is_floating_point() and not value.isfinite().all():
+                raise TrainingError(f"{name} is not finite at iteration {self.learner.iteration}; not saved")
+        save_checkpoint(self.files.last, state, self._info(), keep=self.files.previous)
+
+    def _info(self) -> dict[str, Any]:
+        return {
+            "config": self.config.to_dict(),
+            "iteration": self.learner.iteration,
+            "best": self.best if math.isfinite(self.best) else None,
+            "results": self.results,
+            "seconds": self._seconds,
+        }
+
+    def _open(self, resume: bool, tensorboard: bool) -> Checkpoint | None:
+        """Make the folder, or find in it the checkpoint to continue from."""
+        if tensorboard:
+            summary_writer()  # before anything is written
+        files = self.files
+        files.folder.mkdir(parents=True, exist_ok=True)
+        if not (resume and (files.last.exists() or files.previous.exists())):
+            if files.run.exists() and not resume:
+                raise TrainingError(
+                    f"{files.folder}: holds a run already; resume it or choose another folder"
+                )
+            return None
+        checkpoint, problems = load_latest(files.folder)
+        if not self._is_of_this_run(checkpoint):
+            raise TrainingError(f"{files.folder}: its checkpoint is of another configuration")
+        self.notes += [f"{problem}; went back to the checkpoint before" for problem in problems]
+        return checkpoint
+
+    def _is_of_this_run(self, checkpoint: Checkpoint) -> bool:
+        try:
+            return type(self.config).from_dict(checkpoint.info["config"]) == self.config
+        except (TypeError, ValueError):  # of another kind of run
+            return False
+
+    def _load(self, checkpoint: Checkpoint) -> None:
+        info = checkpoint.info
+        self.learner.load_state(checkpoint.tensors, info["iteration"])
+        self.best = -math.inf if info["best"] is None else info["best"]
+        self.results, self._seconds = info["results"], info["seconds"]
+
+    def _begin(self, checkpoint: Checkpoint | None, tensorboard: bool) -> None:
+        """Bring the files to where the learner is."""
+        if checkpoint is None:
+            self.files.history.write_text("")
+            self._write_run("started")
+        else:
+            self._cut_history(checkpoint.info["iteration"])
+            if self.done:
+                self._write_run("finished")
+        if tensorboard and not self.done:
+            after = self.learner.iteration + 1
+            self._board = summary_writer()(str(self.files.tensorboard), purge_step=after)
+
+    def _cut_history(self, iteration: int) -> None:
+        """Forget what was logged after the checkpoint: it will be logged again."""
+        kept = []
+        if self.files.history.exists():
+            for line in self.files.history.read_text().splitlines():
+                try:
+                    event = json.loads(line)
+                except ValueError:
+                    continue  # a line cut short
+                if event["iteration"] <= iteration:
+                    kept.append(line)
+        write_whole(self.files.history, "".join(f"{line}\n" for line in kept).encode())
+
+    def _emit(self, kind: str, **measured: Any) -> None:
+        event = {"kind": kind, "iteration": self.learner.iteration, "seconds": self._seconds, **measured}
+        with self.files.history.open("a") as file:
+            file.write(json.dumps(event) + "\n")
+        if self._board is not None:
+            for name, value in scalars(event).items():
+                self._board.add_scalar(name, value, event["iteration"])
+            self._board.flush()
+        self.report(event)
+
+    def _write_run(self, status: str) -> None:
+        device = self.learner.device
+        record = {
+            "status": status,
+            "config": self.config.to_dict(),
+            **self.about,
+            "iteration": self.learner.iteration,
+            "processes": distributed.world(),
+            "training_seconds": self._seconds,
+            "results": self.results,
+            "versions": {
+                "torchpact": torchpact.__version__,
+                "torch": torch.__version__,
+                "python": platform.python_version(),
+                "device": torch.cuda.get_device_name(device)
+                if device.type == "cuda"
+                else platform.processor() or platform.machine(),
+            },
+        }
+        write_whole(self.files.run, (json.dumps(record, indent=2) + "\n").encode())
+
+
+def train_together(trainers: Sequence[TrainingLoop[Any]]) -> None:
+    """Train several networks at once on one device, in turns too short to notice.
+
+    On a GPU each has its own stream, so that the small kernels of one run beside those of the others. One
+    that fails does not keep the others from finishing; what it failed of is raised when they have.
+    """
+    failed: list[str] = []
+    busy = [trainer for trainer in trainers if not trainer.done]
+    while busy:
+        stops = [trainer.next_stop() for trainer in busy]
+        moving = True
+        while moving:
+            moving = False
+            for trainer, stop in zip(busy, stops, strict=True):
+                if trainer.learner.iteration < stop:
+                    trainer.learner.advance()
+                    moving = True
+        for trainer in list(busy):
+            try:
+                trainer.finish_burst()
+            except TrainingError as error:
+                if len(trainers) == 1:
+                    raise
+                failed.append(f"{trainer.files.folder.name}: {error}")
+                busy.remove(trainer)
+        busy = [trainer for trainer in busy if not trainer.done]
+    if failed:
+        raise TrainingError("; ".join(failed))

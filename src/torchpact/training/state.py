@@ -1,0 +1,49 @@
+"""The state of training as named tensors: weights, baseline and what the optimizer keeps."""
+
+import hashlib
+
+import torch
+from torch import Tensor, nn
+
+
+def derived_seed(*parts: object) -> int:
+    """A seed for this purpose, from everything that should tell it from others."""
+    digest = hashlib.blake2b("/".join(map(str, parts)).encode(), digest_size=7).digest()
+    return int.from_bytes(digest, "little")
+
+
+def collect(model: nn.Module, baseline: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """All tensors that make up the state, by name; not copies.
+
+    >>> model = nn.Linear(2, 1)
+    >>> sorted(collect(model, tp.EMABaseline(), torch.optim.Adam(model.parameters())))
+    ['baseline.total', 'baseline.weight', 'model.bias', 'model.weight']
+    """
+    tensors = {f"model.{k}": v for k, v in model.state_dict(keep_vars=False).items()}
+    tensors |= {f"baseline.{k}": v for k, v in baseline.state_dict().items()}
+    for name, parameter in model.named_parameters():
+        for key, value in optimizer.state.get(parameter, {}).items():
+            if isinstance(value, Tensor):
+                tensors[f"optimizer.{key}.{name}"] = value
+    return tensors
+
+
+def make_room(model: nn.Module, optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
+    """Create what an optimizer keeps, which it would do in its first iteration."""
+    parameters = dict(model.named_parameters())
+    for name, value in tensors.items():
+        if name.startswith("optimizer."):
+            _, key, parameter = name.split(".", 2)
+            if parameter in parameters:
+                optimizer.state[parameters[parameter]].setdefault(key, torch.zeros_like(value))
+
+
+def check_same_tensors(own: dict[str, Tensor], given: dict[str, Tensor]) -> None:
+    """Refuse a state that is not of the same names, shapes and types."""
+    if own.keys() != given.keys():
+        odd = sorted(own.keys() ^ given.keys())
+        raise ValueError(f"expected the tensors of this run, got {len(odd)} others or missing, as {odd[0]}")
+    for name, value in own.items():
+        if value.shape != given[name].shape or value.dtype != given[name].dtype:
+            found = f"{tuple(given[name].shape)} {given[name].dtype}"
+            raise ValueError(f"expected {name} as {tuple(value.shape)} {value.dtype}, got {found}")

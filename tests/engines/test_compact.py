@@ -1,0 +1,81 @@
+import pytest
+import torch
+from torch import nn
+
+import torchpact as tp
+from tests.engines.networks import relative
+from torchpact.engines import CompactBlock, Unsupported
+
+
+class Counting(nn.Module):
+    """A step that remembers how many examples it was given."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(6, 6)
+        self.seen = []
+
+    def forward(self, u, shift=0.0):
+        self.seen.append(len(u))
+        return torch.tanh(self.linear(u)) + shift
+
+
+def block_with(mode):
+    step = Counting()
+    head = nn.Linear(6, 1)
+    nn.init.normal_(head.weight, 0, 2)
+    return tp.AdaptiveBlock(step, head, max_steps=6, mode=mode), step
+
+
+@pytest.mark.parametrize("mode", ["thresholded", "act"])
+@pytest.mark.parametrize("batch", [0, 1, 40])
+def test_outputs_and_ponders_are_those_of_the_block(mode, batch):
+    block, _ = block_with(mode)
+    u, shift = torch.randn(batch, 6), torch.randn(batch, 6)
+    with torch.no_grad():
+        expected, ponder = block(u, shift)
+    output, got = CompactBlock(block)(u, shift)
+    assert relative(output, expected) < 1e-5
+    assert torch.equal(got.steps, ponder.steps)
+    for one, other in zip(got[:4], ponder[:4], strict=True):
+        assert torch.allclose(one, other, atol=1e-5)
+
+
+def test_a_step_is_given_the_active_examples_only():
+    block, step = block_with("thresholded")
+    _, ponder = CompactBlock(block)(torch.randn(40, 6))
+    assert step.seen == [int(n) for n in ponder.active.flatten(1).sum(1) if n]
+    assert step.seen[-1] < 40
+
+
+def test_states_may_be_tuples():
+    cell = nn.LSTMCell(3, 5)
+    block = tp.AdaptiveBlock(
+        lambda u, x: cell(x, u), lambda u: u[0].sum(1, keepdim=True), max_steps=4, mode="thresholded"
+    )
+    x, u = torch.randn(30, 3), (torch.randn(30, 5), torch.randn(30, 5))
+    with torch.no_grad():
+        expected, ponder = block(u, x)
+    output, got = CompactBlock(block)(u, x)
+    assert torch.equal(got.steps, ponder.steps)
+    assert all(relative(one, other) < 1e-5 for one, other in zip(output, expected, strict=True))
+
+
+def test_the_input_stays_as_it_was():
+    block, _ = block_with("thresholded")
+    u = torch.randn(8, 6)
+    before = u.clone()
+    CompactBlock(block)(u)
+    assert torch.equal(u, before)
+
+
+def test_a_mode_in_which_nobody_leaves_is_refused():
+    block, _ = block_with("relaxed")
+    with pytest.raises(Unsupported, match="expected a mode in which examples are done early, got Relaxed"):
+        CompactBlock(block)(torch.randn(2, 6))
+
+
+def test_a_decision_for_every_position_is_refused():
+    block = tp.AdaptiveBlock(nn.Tanh(), nn.Identity(), max_steps=3, mode="thresholded")
+    with pytest.raises(Unsupported, match=r"expected one halting logit an example, got logits of \(2, 6\)"):
+        CompactBlock(block)(torch.randn(2, 6))

@@ -1,0 +1,202 @@
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+
+import pytest
+import torch
+
+import torchpact as tp
+from tests.engines.networks import lively, relative, tell_heads
+from torchpact.engines import Unsupported, deployment
+from torchpact.engines.timing import interleaved
+from torchpact.models import resnet32
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _no_patience():
+    """Measure for a moment only: what is chosen does not matter here."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(deployment, "interleaved", partial(interleaved, seconds=0, least=1))
+        yield
+
+
+def images_of(batch, size=16, seed=0):
+    return torch.randn(batch, 3, size, size, generator=torch.Generator().manual_seed(seed))
+
+
+@torch.no_grad()
+def agree(fast, model, images):
+    logits, ponders = fast(images)
+    expected, reference = model(images)
+    assert logits.shape == expected.shape
+    assert [p.steps.shape for p in ponders] == [p.steps.shape for p in reference]
+    if len(images):
+        assert relative(logits, expected) < 1e-5
+    return all(torch.equal(one.steps, other.steps) for one, other in zip(ponders, reference, strict=True))
+
+
+@pytest.mark.parametrize("engine", [None, "dense", "sparse", "native"])
+def test_the_outputs_are_those_of_the_model_for_any_batch(engine):
+    model = lively()
+    fast = tp.deploy(model, images_of(2), engines=None if engine is None else [engine])
+    for batch in (0, 1, 7):
+        assert agree(fast, model, images_of(batch))
+
+
+@pytest.mark.parametrize("options", [{"per": "image"}, {"group": 2}, {"halting_norm": True}, {"width": 2}])
+def test_networks_of_every_kind_deploy(options):
+    model = lively(image_size=16, **options)
+    assert agree(tp.deploy(model, images_of(3)), model, images_of(5, seed=1))
+
+
+def test_a_plain_network_deploys():
+    model = resnet32().eval()
+    fast = tp.deploy(model, images_of(2))
+    assert fast(images_of(3))[1] == []
+    assert agree(fast, model, images_of(3))
+    assert fast.report.measurements[-1].flops_speedup == 1
+
+
+def test_images_of_other_sizes_and_layouts_run():
+    model = lively()
+    fast = tp.deploy(model, images_of(2))
+    wide = torch.randn(2, 3, 21, 40)
+    assert agree(fast, model, wide[:, :, :, ::2])
+    assert agree(fast, model, wide.permute(0, 1, 3, 2))
+
+
+def test_bfloat16_agrees_to_its_digits():
+    model = tell_heads(lively(), -50.0)
+    with torch.no_grad():
+        expected, _ = model(images_of(4))
+    fast = tp.deploy(model.bfloat16(), images_of(2).bfloat16())
+    logits, _ = fast(images_of(4).bfloat16())
+    assert logits.dtype == torch.bfloat16
+    assert relative(logits, expected) < 1e-2
+
+
+def test_threads_may_call_at_the_same_time():
+    model = lively()
+    for engine in ("native", "sparse"):
+        fast = tp.deploy(model, images_of(2), engines=[engine])
+        batches = [images_of(1 + i % 3, size=12 + 4 * (i % 2), seed=i) for i in range(16)]
+        with ThreadPoolExecutor(4) as pool:
+            assert all(pool.map(lambda images, fast=fast: agree(fast, model, images), batches))
+
+
+def test_the_model_is_left_as_it_was_and_its_changes_stay_without_effect():
+    model = lively(mode="relaxed").train()
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    fast = tp.deploy(model, images_of(2), mode="thresholded")
+    assert model.training
+    assert model.blocks[0].mode == tp.Relaxed()
+    assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
+    logits, _ = fast(images_of(2))
+    for parameter in model.parameters():
+        parameter.data.zero_()
+    assert torch.equal(fast(images_of(2))[0], logits)
+
+
+def test_a_soft_mode_runs_dense_with_a_warning():
+    model = lively(mode="act")
+    with pytest.warns(
+        UserWarning, match=r"^expected a hard mode, .* got ACT\(eps=0.01\): the dense engine runs"
+    ):
+        fast = tp.deploy(model, images_of(2))
+    assert {each.engine for each in fast.report.measurements} == {"dense", "blocks"}
+    assert agree(fast, model, images_of(2))
+
+
+def test_the_table_says_what_was_chosen_and_why_not_more(monkeypatch):
+    def refuse(block):
+        raise Unsupported("native: expected a C++ compiler, found none")
+
+    monkeypatch.setitem(deployment.ENGINES, "native", refuse)
+    fast = tp.deploy(tell_heads(lively(), 50.0), images_of(2, size=32), engines=["native"])
+    lines = fast.explain().splitlines()
+    assert lines[0].split() == [
+        "block",
+        "output",
+        "engine",
+        "active",
+        "faster",
+        "by",
+        "FLOPs",
+        "milliseconds",
+    ]
+    assert [line.split()[1:4] for line in lines[1:4]] == [
+        ["16×32×32", "dense", "33%"],
+        ["32×16×16", "dense", "33%"],
+        ["64×8×8", "dense", "33%"],
+    ]
+    assert lines[4].startswith("all")
+    assert lines[-1] == "native: expected a C++ compiler, found none"
+
+
+def test_flops_of_the_table_are_those_that_are_counted():
+    model = lively(units=5)
+    images = images_of(2, size=32)
+    whole = tp.deploy(model, images).report.measurements[-1]
+    assert whole.plain_flops == 137725184
+    assert whole.flops == pytest.approx(float(tp.count_flops(model, images).mean))
+
+
+def test_per_image_act_is_deployed_compact():
+    model = lively(mode="act", per="image")
+    fast = tp.deploy(model, images_of(4), engines=["compact"])
+    assert {each.engine for each in fast.report.measurements} == {"compact", "blocks"}
+    assert agree(fast, model, images_of(5))
+
+
+def test_an_engine_for_whole_networks_is_taken_if_it_is_the_fastest(monkeypatch):
+    answer: tuple[torch.Tensor, list[tp.Ponder]] = torch.zeros(2, 10), []
+
+    def build(net, blocks):
+        return lambda images: answer
+
+    monkeypatch.setitem(deployment.NETWORK_ENGINES, "whole", build)
+    fast = tp.deploy(lively(), images_of(2))
+    assert fast.report.measurements[-1].engine == "whole"
+    assert fast(images_of(2)) is answer
+    with pytest.raises(ValueError, match="expected images of shape"):
+        fast(images_of(2)[0])
+
+
+def test_a_new_engine_is_an_entry_in_a_dict(monkeypatch):
+    monkeypatch.setitem(deployment.ENGINES, "mine", deployment.ENGINES["dense"])
+    fast = tp.deploy(lively(), images_of(1), engines=["mine"])
+    assert [each.engine for each in fast.report.measurements] == ["mine"] * 3 + ["blocks"]
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (
+            lambda: tp.deploy(torch.nn.Linear(2, 2), images_of(1)),
+            TypeError,
+            "expected a torchpact ResNet, got Linear",
+        ),
+        (lambda: tp.deploy(lively(), images_of(0)), ValueError, "expected an example of at least one image"),
+        (lambda: tp.deploy(lively(), images_of(1)[0]), ValueError, r"got \(3, 16, 16\)"),
+        (
+            lambda: tp.deploy(lively(), images_of(1).double()),
+            ValueError,
+            "expected images of torch.float32 on cpu",
+        ),
+        (lambda: tp.deploy(lively(), images_of(1).to("meta")), ValueError, "got torch.float32 on meta"),
+        (
+            lambda: tp.deploy(lively(), images_of(1), engines=["fast"]),
+            ValueError,
+            "expected engines among dense, ",
+        ),
+        (
+            lambda: tp.deploy(lively(group=4), images_of(1, size=18)),
+            ValueError,
+            "expected a group that divides",
+        ),
+        (lambda: tp.deploy(lively(), images_of(1)).double(), RuntimeError, "deploy again"),
+    ],
+)
+def test_what_cannot_be_is_refused_in_one_line(call, error, message):
+    with pytest.raises(error, match=message) as raised:
+        call()
+    assert "\n" not in str(raised.value)

@@ -1,0 +1,239 @@
+"""Every engine against the block itself, which computes everything and masks."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import torchpact as tp
+from tests.engines.networks import block_of, lively, relative, tell_heads, undecided
+from torchpact.engines import ENGINES, FoldedBlock, Unsupported, native
+from torchpact.models.resnet import _join_ponder
+from torchpact.models.units import join_patches
+
+SKIPPING = ("sparse", "native", "compact")
+
+
+def runner(name, block):
+    try:
+        return ENGINES[name](FoldedBlock(block))
+    except Unsupported as reason:
+        if "compiler" in str(reason):
+            pytest.skip(str(reason))
+        raise
+
+
+def last(u):
+    return u.contiguous(memory_format=torch.channels_last)
+
+
+@torch.no_grad()
+def check(name, block, u, tolerance=1e-5):
+    expected, ponder = block(u)
+    if expected.dim() == 6:
+        expected, ponder = join_patches(expected), _join_ponder(ponder)
+    output, got = runner(name, block)(last(u))
+    assert output.shape == expected.shape
+    assert output.dtype == expected.dtype
+    assert output.is_contiguous(memory_format=torch.channels_last)
+    assert got.steps.dtype == ponder.steps.dtype
+    assert not undecided(ponder)
+    assert torch.equal(got.steps, ponder.steps)
+    if not len(u):
+        return got
+    assert relative(output, expected) < tolerance
+    for one, other in zip(got[:4], ponder[:4], strict=True):
+        assert one.shape == other.shape
+        assert relative(one, other) < tolerance
+    return got
+
+
+sizes = st.integers(1, 9)
+
+
+@pytest.mark.parametrize("name", ["dense", "sparse", "native"])
+@settings(max_examples=15)
+@given(st.sampled_from([16, 32, 48, 64]), sizes, sizes, st.integers(0, 5), st.integers(0, 9))
+def test_an_engine_equals_the_block_whatever_the_shape(name, channels, height, width, batch, seed):
+    block, u = block_of(channels, height, width, batch, seed=seed)
+    with torch.no_grad():
+        _, ponder = block(u)
+    if not undecided(ponder):
+        check(name, block, u)
+
+
+@pytest.mark.parametrize("name", ["dense", "sparse", "native"])
+@pytest.mark.parametrize("batch", [1, 3])
+def test_a_block_of_stride_two_agrees_on_odd_maps(name, batch):
+    block, u = block_of(32, 7, 5, batch, stride=2)
+    check(name, block, u[:, :, :-1, :-1])
+
+
+@pytest.mark.parametrize("name", ["sparse", "native"])
+def test_wide_blocks_agree(name):
+    check(name, *block_of(128, 6, 7, 3))
+
+
+@pytest.mark.parametrize("name", ["dense", "sparse", "native"])
+@pytest.mark.parametrize(("bias", "steps"), [(50.0, 1), (-50.0, 3)])
+def test_nobody_or_everybody_stays_active(name, bias, steps):
+    block, u = block_of(16, 9, 9, 3)
+    ponder = check(name, tell_heads(block, bias), u)
+    assert ponder.steps.eq(steps).all()
+
+
+@pytest.mark.parametrize("name", ["sparse", "native"])
+@pytest.mark.parametrize("corner", [(0, 0), (0, -1), (-1, 0), (-1, -1)])
+def test_a_single_pixel_in_a_corner_goes_on(name, corner):
+    block, u = block_of(16, 8, 6, 2)
+    tell_heads(block, 1.0)
+    with torch.no_grad():
+        # A channel that no unit changes and that is large and negative at one pixel holds its logits down
+        for unit in block.steps:
+            unit.conv2.weight[3] = 0
+        for head in block.halting:
+            head.conv.weight[0, 3, 1, 1] = 1
+    u[:, 3] = 0
+    u[1, 3, corner[0], corner[1]] = -9
+    ponder = check(name, block, u)
+    assert ponder.steps.eq(3).nonzero().tolist() == [[1, 0, corner[0] % 8, corner[1] % 6]]
+
+
+@pytest.mark.parametrize("name", ["dense", "native"])
+@pytest.mark.parametrize(
+    "options", [{"group": 2}, {"halting_norm": True}, {"group": 4, "halting_norm": True}]
+)
+@pytest.mark.parametrize("batch", [1, 4])
+def test_patches_and_normed_heads_agree(name, options, batch):
+    check(name, *block_of(16, 8, 12, batch, image_size=16, **options))
+
+
+@pytest.mark.parametrize("name", ["dense", "compact", "native"])
+@pytest.mark.parametrize("norm", [False, True])
+@pytest.mark.parametrize("batch", [0, 1, 9])
+def test_decisions_per_image_agree(name, norm, batch):
+    check(name, *block_of(32, 5, 7, batch, per="image", halting_norm=norm, units=4))
+
+
+@pytest.mark.parametrize("name", ["dense", "sparse", "native"])
+@torch.no_grad()
+def test_bfloat16_agrees_with_single_precision_to_its_digits(name):
+    block, u = block_of(32, 9, 7, 3)
+    tell_heads(block, -50.0)
+    expected, _ = block(u)
+    output, _ = runner(name, block.bfloat16())(last(u.bfloat16()))
+    assert output.dtype == torch.bfloat16
+    assert relative(output, expected) < 1e-2
+
+
+@pytest.mark.parametrize("name", ["dense", "sparse", "native"])
+def test_discrete_draws_halting_with_its_probability(name):
+    block = tell_heads(lively(units=2, mode="discrete"), 0.5).blocks[0]
+    torch.manual_seed(0)
+    with torch.no_grad():
+        _, ponder = runner(name, block)(last(torch.randn(20, 16, 32, 32)))
+    share = ponder.steps.eq(1).double().mean().item()
+    h = torch.tensor(0.5).sigmoid().item()
+    assert share == pytest.approx(h, abs=4 * (h * (1 - h) / ponder.steps.numel()) ** 0.5)
+    taken = torch.where(ponder.steps == 1, torch.tensor(h).log(), torch.tensor(1 - h).log())
+    assert torch.allclose(ponder.log_prob, taken, atol=1e-5)
+
+
+def test_discrete_takes_the_same_decisions_from_the_same_generator():
+    block, u = block_of(16, 9, 9, 3, units=2)
+    with torch.no_grad():
+        block.mode = tp.Discrete(torch.Generator().manual_seed(3))
+        expected, ponder = block(u)
+        block.mode = tp.Discrete(torch.Generator().manual_seed(3))
+        output, got = runner("native", block)(last(u))
+    assert torch.equal(got.steps, ponder.steps)
+    assert relative(output, expected) < 1e-5
+    assert relative(got.log_prob, ponder.log_prob) < 1e-5
+
+
+@pytest.mark.parametrize("threads", [1, 2, 5])
+def test_native_agrees_for_any_number_of_threads(threads):
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        for batch in (1, 4, 7):
+            check("native", *block_of(32, 7, 9, batch, seed=4))
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_native_may_change_size_between_calls():
+    block, u = block_of(16, 9, 8, 3)
+    run = runner("native", block)
+    with torch.no_grad():
+        for part in (u, u[:, :, :4, :5], u[:1], u, u[:0]):
+            assert torch.allclose(run(last(part))[0], block(part)[0], atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("sparse", {"group": 2}, "expected a decision for every pixel"),
+        ("sparse", {"per": "image"}, "expected a decision for every pixel"),
+        ("sparse", {"mode": "act"}, "expected a hard mode, got ACT"),
+        ("native", {"mode": "relaxed"}, "expected the mode Thresholded or Discrete, got Relaxed"),
+        ("compact", {}, "expected one decision an image, got one a pixel"),
+    ],
+)
+def test_what_an_engine_cannot_run_it_refuses_in_one_line(name, options, message):
+    with pytest.raises(Unsupported, match=f"^{name}: {message}.*$") as error:
+        ENGINES[name](FoldedBlock(lively(**options).blocks[0]))
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda block: block.double(), "expected single precision or bfloat16, got torch.float64"),
+        (lambda block: block.to("meta"), "expected a model on the CPU, got one on meta"),
+    ],
+)
+def test_native_refuses_other_precisions_and_devices(change, message):
+    with pytest.raises(Unsupported, match=message):
+        ENGINES["native"](FoldedBlock(change(lively().blocks[0])))
+
+
+def test_native_refuses_channels_that_do_not_fill_its_vectors():
+    units = [tp.models.ResidualUnit(24, 24) for _ in range(2)]
+    block = tp.AdaptiveBlock(units, [tp.models.HaltingHead(24)], mode="thresholded")
+    with pytest.raises(Unsupported, match="expected multiples of 16 channels, got 24 and 24"):
+        ENGINES["native"](FoldedBlock(block))
+
+
+def test_without_a_compiler_native_says_so(monkeypatch):
+    native.library.cache_clear()
+    monkeypatch.setattr("shutil.which", lambda name: None)
+    try:
+        with pytest.raises(Unsupported, match=r"^native: expected a C\+\+ compiler .*, found none$"):
+            native.library()
+    finally:
+        native.library.cache_clear()
+
+
+def test_a_cache_that_cannot_be_written_is_told_in_one_line(monkeypatch, tmp_path):
+    (tmp_path / "torchpact").write_text("a file where a folder should be")
+    native.library.cache_clear()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    try:
+        with pytest.raises(Unsupported, match=r"^native: no library .*"):
+            native.library()
+    finally:
+        native.library.cache_clear()
+
+
+def test_a_compiler_that_fails_is_told_in_one_line(monkeypatch, tmp_path):
+    broken = tmp_path / "broken.cpp"
+    broken.write_text("this is no program\n")
+    native.library.cache_clear()
+    monkeypatch.setattr(native, "SOURCE", broken)
+    try:
+        with pytest.raises(Unsupported, match=r"^native: .*failed") as error:
+            native.library()
+        assert "\n" not in str(error.value)
+    finally:
+        native.library.cache_clear()

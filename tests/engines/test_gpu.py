@@ -1,0 +1,98 @@
+"""The kernels run in Triton's interpreter here, in single and half precision; bf16 it gets wrong."""
+
+import pytest
+import torch
+
+import torchpact as tp
+from tests.engines.networks import block_of, relative, tell_heads, undecided
+from torchpact.engines import FoldedBlock, Unsupported
+
+pytest.importorskip("triton", reason="needs Triton")
+
+from torchpact.engines import gpu
+from torchpact.engines.gpu import SparseGPUBlock
+
+CUDA = torch.cuda.is_available()
+DEVICE = "cuda" if CUDA else "cpu"
+
+
+def run(block, u, mode=None):
+    with torch.no_grad():
+        expected = block(u, mode=mode)
+    got = SparseGPUBlock(FoldedBlock(block, mode))(u.contiguous(memory_format=torch.channels_last))
+    return got, expected
+
+
+@pytest.mark.parametrize(
+    ("channels", "height", "width", "batch", "stride"),
+    [(16, 6, 5, 2, 1), (32, 4, 7, 1, 2), (48, 3, 3, 3, 1), (16, 1, 1, 5, 1), (128, 3, 4, 1, 2)],
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_equals_the_dense_engine(channels, height, width, batch, stride, dtype):
+    block, u = block_of(channels, height, width, batch, stride=stride)
+    (output, ponder), (expected, reference) = run(block.to(DEVICE, dtype), u.to(DEVICE, dtype))
+    assert 1 < reference.steps.double().mean() < 3  # some go on, some do not
+    margin = 1e-4 if dtype == torch.float32 else 2e-2
+    if not undecided(reference, margin=margin):
+        tolerance = 1e-5 if dtype == torch.float32 else 1e-2
+        assert relative(output, expected) < tolerance
+        assert torch.equal(ponder.steps, reference.steps)
+        assert relative(ponder.probs, reference.probs) < tolerance
+        assert relative(ponder.expected_steps, reference.expected_steps) < tolerance
+        assert torch.equal(ponder.cost, reference.cost)
+
+
+@pytest.mark.parametrize("bias", [-9.0, 9.0])
+def test_all_and_none_active(bias):
+    block, u = block_of(16, 5, 4, 2)
+    (output, ponder), (expected, reference) = run(tell_heads(block, bias).to(DEVICE), u.to(DEVICE))
+    assert relative(output, expected) < 1e-5
+    assert (ponder.steps == (3 if bias < 0 else 1)).all()
+    assert torch.equal(ponder.steps, reference.steps)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_samples_as_the_dense_engine_does(seed):
+    block, u = block_of(16, 5, 6, 3)
+    block, u = block.to(DEVICE), u.to(DEVICE)
+    modes = [tp.Discrete(generator=torch.Generator(DEVICE).manual_seed(seed)) for _ in range(2)]
+    with torch.no_grad():
+        expected, reference = block(u, mode=modes[0])
+    output, ponder = SparseGPUBlock(FoldedBlock(block, modes[1]))(u)
+    assert ponder is not None
+    assert relative(output, expected) < 1e-5
+    assert torch.equal(ponder.steps, reference.steps)
+    torch.testing.assert_close(ponder.log_prob, reference.log_prob, rtol=1e-4, atol=1e-5)
+
+
+def test_a_single_corner_pixel(monkeypatch):
+    """Noise decides here: the corner of the second image goes on, all others halt."""
+    block, u = block_of(16, 5, 4, 2)
+    block, u = block.to(DEVICE), u.to(DEVICE)
+    corner = torch.full((2, 1, 5, 4), 1e4, device=DEVICE)
+    corner[1, 0, -1, -1] = -1e4
+    monkeypatch.setattr(gpu, "logistic_noise", lambda *_: corner)
+    monkeypatch.setattr("torchpact.modes.logistic_noise", lambda *_: corner)
+    (output, ponder), (expected, reference) = run(block, u, tp.Discrete())
+    assert ponder.steps.sum() == reference.steps.sum() == 2 * 20 + 2
+    assert relative(output, expected) < 1e-5
+
+
+def test_more_images_in_a_tile_than_slots():
+    """One pixel an image: a tile of pixels has more images than are summed at a time."""
+    block, u = block_of(16, 1, 1, 40)
+    (output, ponder), (expected, reference) = run(tell_heads(block, -9.0).to(DEVICE), u.to(DEVICE))
+    assert relative(output, expected) < 1e-5
+    assert torch.equal(ponder.steps, reference.steps)
+
+
+def test_what_it_cannot_run_is_said_in_a_line():
+    block, _ = block_of(16, 4, 4, 1)
+    if not CUDA:
+        with pytest.raises(Unsupported, match="gpu: expected a network on a GPU, got one on cpu"):
+            gpu.build(FoldedBlock(block))
+    with pytest.raises(Unsupported, match="gpu: expected the mode thresholded or discrete, got ACT"):
+        gpu.build(FoldedBlock(block, tp.ACT()))
+    image, _ = block_of(16, 4, 4, 1, per="image")
+    with pytest.raises(Unsupported, match="gpu: expected a decision for every pixel"):
+        gpu.build(FoldedBlock(image))

@@ -1,0 +1,90 @@
+"""torchpact reproduce from end to end, on the bundled sample."""
+
+import json
+import shutil
+import sys
+
+import pytest
+
+from torchpact import cli
+from torchpact.commands import reproduce as command
+
+FIGURES = ("fig2", "fig3", "fig4", "fig4-variance", "fig5", "fig5-extended", "fig5-resnet110")
+
+
+@pytest.fixture
+def run(monkeypatch, capsys, tmp_path):
+    def call(*arguments):
+        folders = ("--results", tmp_path / "results", "--work", tmp_path / "work")
+        monkeypatch.setattr(sys, "argv", ["torchpact", "reproduce", *map(str, arguments + folders)])
+        with pytest.raises(SystemExit) as exit_:
+            cli.main()
+        captured = capsys.readouterr()
+        return exit_.value.code or 0, captured.out, captured.err
+
+    return call
+
+
+def test_everything_is_made_from_nothing_and_then_found_again(run, tmp_path, monkeypatch):
+    code, out, _ = run("all", "--scale", "smoke")
+    assert code == 0
+    results = tmp_path / "results" / "smoke"
+    made = {path.name for path in (results / "figures").iterdir()}
+    assert made >= {f"{name}.{suffix}" for name in FIGURES for suffix in ("png", "pdf", "json")}
+    assert made >= {"summary.md", "summary.csv"}
+    assert "| resnet14-reinforce-tau0.1-group8 " in out
+    fig3 = json.loads((results / "figures" / "fig3.json").read_text())
+    assert fig3["modes"]["accuracy"]["discrete"]["iterations"] == [1, 2]
+    fig4 = json.loads((results / "figures" / "fig4.json").read_text())
+    assert len(fig4["settings"][0]["log10_variance"]["total"]["mean"]) == 2
+
+    # one run is lost with its weights: it alone is made again
+    lost = "resnet14-act-tau0.01-seed0"
+    for folder in (results, tmp_path / "work" / "smoke"):
+        shutil.rmtree(folder / lost)
+    code, out, _ = run("all", "--scale", "smoke", "--list")
+    assert [line.split()[1] for line in out.splitlines() if line.startswith("missing")] == [lost]
+    before = {path: path.stat().st_mtime_ns for path in results.glob("resnet*/*")}
+    assert run("fig5", "--scale", "smoke")[0] == 0
+    assert (results / lost / "run.json").is_file()
+    assert {path: path.stat().st_mtime_ns for path in before} == before
+
+    def nothing(*arguments):
+        raise AssertionError("trained again")
+
+    monkeypatch.setattr(command, "_train", nothing)
+    assert run("all", "--scale", "smoke")[0] == 0
+
+
+def test_draw_only_trains_nothing_and_goes_on_where_one_has_no_runs(run, tmp_path):
+    code, out, err = run("fig5", "fig2", "--scale", "smoke", "--draw-only")
+    assert code == 2
+    assert "fig2.png" in out
+    assert "torchpact: fig5: expected finished runs in" in err
+    assert not (tmp_path / "work").exists()
+
+
+def test_a_run_that_cannot_be_made_is_named_and_the_rest_is_drawn(run, tmp_path):
+    broken = tmp_path / "work" / "smoke" / "resnet14-plain-seed0"
+    broken.mkdir(parents=True)
+    (broken / "last.safetensors").write_bytes(b"not a checkpoint")
+    code, out, err = run("fig2", "fig3", "--scale", "smoke")
+    assert code == 2
+    assert "fig2.png" in out
+    assert "resnet14-plain-seed0: " in err
+    assert "resnet14-relaxed-tau0.01-seed0: has nothing to start from" in err
+    assert "Traceback" not in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("fig9",), "expected experiments among fig2, fig3"),
+        (("fig2", "--scale", "huge"), "expected a scale among smoke, fast, paper; got 'huge'"),
+    ],
+)
+def test_a_mistake_ends_in_one_line(run, arguments, message):
+    code, _, err = run(*arguments)
+    assert code == 2
+    assert message in err
+    assert err.count("\n") == 1
