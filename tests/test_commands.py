@@ -93,7 +93,7 @@ def test_resume_of_a_finished_run_shows_its_results(run, tmp_path):
         (("train", "{}", "--method", "sarsa", "--data", "sample"), "expected method to be one of plain"),
         (
             ("train", "{}", "--preset", "quick", "--data", "sample"),
-            "expected a preset among paper, fast, smoke",
+            "expected a preset among paper, fast, strong, smoke",
         ),
         (("train", "{}", "--tau", "-1", "--data", "sample"), "expected tau in [0, inf), got -1.0"),
         (

@@ -6,8 +6,10 @@ from torch import nn
 
 import torchpact as tp
 from tests.training.small import METHODS, config, images
+from tests.training.test_sequence_trainer import TEXTS, settings
 from torchpact.data import Images
-from torchpact.training import Learner
+from torchpact.training import Learner, SequenceTrainer, Texts, evaluate_sequences, load_sequence_model
+from torchpact.training.variance import gradient_variance
 
 pytestmark = [
     pytest.mark.gpu,
@@ -128,3 +130,59 @@ def test_narrow_convolutions_are_convolutions():
         exact = (expected, *torch.autograd.grad(expected, (wide_x, wide_weight), dy.double()))
         for one, two in zip(found, exact, strict=True):
             assert (one.double() - two).norm() < 5e-3 * two.norm()
+
+
+@pytest.mark.parametrize(
+    ("name", "method"),
+    [("parity", "ponder"), ("parity", "reinforce"), ("addition", "act"), ("enwik8", "relaxed")],
+)
+def test_sequences_are_trained_continued_and_evaluated(tmp_path, name, method):
+    chosen = settings(name, method)
+    texts = Texts(TEXTS.train.cuda(), TEXTS.valid.cuda())
+    first = SequenceTrainer(chosen, tmp_path, "cuda", texts)
+    while first.learner.iteration < 8:
+        first.burst()
+    second = SequenceTrainer(chosen, tmp_path, "cuda", texts, resume=True)
+    assert second.learner.iteration == 6
+    results = second.run()
+    model, _ = load_sequence_model(tmp_path / "last.safetensors")
+    again = evaluate_sequences(model.cuda(), chosen, texts.valid)
+    assert again.keys() == results.keys()
+    mode = next(iter(again))
+    assert again[mode]["nll"] == pytest.approx(results[mode]["nll"], rel=1e-4)
+
+
+def test_trained_beside_others_each_is_as_if_alone():
+    """Deterministic runs, so that any difference is one of noise."""
+    data = on_gpu(images())
+
+    def learners():
+        return [Learner(config("relaxed", deterministic=True, seed=seed), data, "cuda") for seed in range(3)]
+
+    together, alone = learners(), learners()
+    for _ in range(20):
+        for learner in together:
+            learner.advance()
+    for learner in alone:
+        for _ in range(20):
+            learner.advance()
+        learner.wait()
+    torch.cuda.synchronize()
+    for one, other in zip(together, alone, strict=True):
+        for name, value in one.state().items():
+            assert torch.equal(value, other.state()[name]), name
+
+
+def test_the_variance_of_gradients_of_a_compiled_network():
+    data = on_gpu(images())
+    compiled = Learner(config("relaxed", precision="bf16"), data, "cuda")
+    plain = Learner(config("relaxed"), data, "cuda", compile=False, capture=False)
+    found = []
+    for learner in (compiled, plain):
+        for _ in range(3):
+            learner.advance()
+        before = {name: value.clone() for name, value in learner.state().items()}
+        found.append(gradient_variance(learner, 64))
+        assert all(torch.equal(value, before[name]) for name, value in learner.state().items())
+    for kind, value in found[0].items():
+        assert value == pytest.approx(found[1][kind], rel=0.7), kind

@@ -10,6 +10,7 @@ import torchpact
 from torchpact.commands.data import app as data
 from torchpact.commands.demo import demo
 from torchpact.commands.evaluate import evaluate
+from torchpact.commands.maps import maps
 from torchpact.commands.reproduce import reproduce
 from torchpact.commands.train import train
 from torchpact.training import TrainingError
@@ -64,6 +65,7 @@ def _options(
 app.command()(demo)
 app.command()(train)
 app.command()(evaluate)
+app.command()(maps)
 app.command()(reproduce)
 app.add_typer(data, name="data")
 

@@ -79,3 +79,33 @@ def test_a_decision_for_every_position_is_refused():
     block = tp.AdaptiveBlock(nn.Tanh(), nn.Identity(), max_steps=3, mode="thresholded")
     with pytest.raises(Unsupported, match=r"expected one halting logit an example, got logits of \(2, 6\)"):
         CompactBlock(block)(torch.randn(2, 6))
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3, 4, 6])
+def test_a_table_that_all_examples_share_stays_whole(rows):
+    """Also when as many examples are left as the table has rows."""
+
+    class Looks(nn.Module):
+        def forward(self, u, table, own):
+            assert len(table) == rows
+            assert len(own) == len(u)
+            return torch.tanh(u + table.sum(0) * own)
+
+    torch.manual_seed(rows)
+    block = tp.AdaptiveBlock(Looks(), nn.Linear(4, 1), max_steps=6, mode="thresholded")
+    u, table, own = torch.randn(5, 4), torch.randn(rows, 4), torch.randn(5, 1)
+    with torch.no_grad():
+        expected, ponder = block(u, table, own)
+    output, got = CompactBlock(block)(u, table, own)
+    assert torch.equal(got.steps, ponder.steps)
+    assert relative(output, expected) < 1e-6
+
+
+def test_act_in_double_precision():
+    block = tp.AdaptiveBlock(nn.Linear(3, 3), nn.Linear(3, 1), max_steps=4, mode="act").double()
+    u = torch.randn(6, 3, dtype=torch.double)
+    with torch.no_grad():
+        expected, _ = block(u)
+    output, _ = CompactBlock(block)(u)
+    assert output.dtype == torch.double
+    assert relative(output, expected) < 1e-12

@@ -200,3 +200,28 @@ def test_what_cannot_be_is_refused_in_one_line(call, error, message):
     with pytest.raises(error, match=message) as raised:
         call()
     assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("fastest", ["dense", "sparse"])
+def test_the_fastest_engine_is_taken(monkeypatch, fastest):
+    def measured(candidates, **_):
+        return {name: 1.0 if name in (fastest, "blocks") else 2.0 for name in candidates}
+
+    monkeypatch.setattr(deployment, "interleaved", measured)
+    fast = tp.deploy(lively(), images_of(2), engines=["dense", "sparse"])
+    assert [m.engine for m in fast.report.measurements[:-1]] == [fastest] * 3
+
+
+def test_autocast_around_it_changes_nothing():
+    model = lively()
+    for engine in ("sparse", "dense"):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            fast = tp.deploy(model, images_of(2), engines=[engine])
+            logits, _ = fast(images_of(3))
+        assert logits.dtype == torch.float32
+        assert torch.equal(logits, fast(images_of(3))[0])
+
+
+def test_engines_are_a_list():
+    with pytest.raises(TypeError, match="expected a list of engines, got the string 'dense'"):
+        tp.deploy(lively(), images_of(1), engines="dense")

@@ -237,3 +237,55 @@ def test_a_compiler_that_fails_is_told_in_one_line(monkeypatch, tmp_path):
         assert "\n" not in str(error.value)
     finally:
         native.library.cache_clear()
+
+
+@pytest.mark.parametrize("name", ["dense", "sparse", "native"])
+@pytest.mark.parametrize("threshold", [0.2, 0.7])
+def test_thresholds_other_than_a_half(name, threshold):
+    block, u = block_of(16, 6, 7, 3)
+    block.mode = tp.Thresholded(threshold)
+    with torch.no_grad():
+        _, half = block(u, mode="thresholded")
+        expected, ponder = block(u)
+    assert not torch.equal(half.steps, ponder.steps)  # it makes a difference here
+    output, got = runner(name, block)(last(u))
+    assert torch.equal(got.steps, ponder.steps)
+    assert relative(output, expected) < 1e-5
+
+
+def test_one_runner_under_changing_numbers_of_threads():
+    block, u = block_of(16, 9, 8, 5)
+    with torch.no_grad():
+        expected, _ = block(u)
+    run = runner("native", block)
+    before = torch.get_num_threads()
+    try:
+        for threads in (1, 3, 2, 1):
+            torch.set_num_threads(threads)
+            assert relative(run(last(u))[0], expected) < 1e-5
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_a_large_map_of_half_precision_does_not_overflow_where_it_is_pooled():
+    block, u = block_of(16, 64, 64, 1)
+    tell_heads(block, 0.0)
+    for head in block.halting:
+        torch.nn.init.constant_(head.linear.weight, -0.01)
+    u = (u.abs() + 20).half()
+    block = block.half()
+    with torch.no_grad():
+        _, ponder = block(u)
+    _, got = runner("sparse", block)(last(u))
+    assert ponder.steps.min() > 1
+    assert torch.equal(got.steps, ponder.steps)
+
+
+def test_native_without_a_home_says_so(monkeypatch):
+    def homeless():
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr("pathlib.Path.home", homeless)
+    with pytest.raises(Unsupported, match=r"native: no library .*home directory"):
+        native.library.__wrapped__()

@@ -13,6 +13,14 @@ from torchpact.engines import gpu
 from torchpact.engines.gpu import SparseGPUBlock
 
 CUDA = torch.cuda.is_available()
+
+
+@pytest.fixture(autouse=True)
+def _exact(monkeypatch):
+    """Without tf32, which has three digits."""
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+
+
 DEVICE = "cuda" if CUDA else "cpu"
 
 
@@ -96,3 +104,18 @@ def test_what_it_cannot_run_is_said_in_a_line():
     image, _ = block_of(16, 4, 4, 1, per="image")
     with pytest.raises(Unsupported, match="gpu: expected a decision for every pixel"):
         gpu.build(FoldedBlock(image))
+
+
+def test_more_pixels_than_the_programs_take_at_once():
+    block, u = block_of(16, 19, 20, 3)
+    (output, ponder), (expected, reference) = run(block.to(DEVICE), u.to(DEVICE), tp.Thresholded(0.3))
+    assert relative(output, expected) < 1e-5
+    assert torch.equal(ponder.steps, reference.steps)
+
+
+def test_nan_is_kept():
+    block, u = block_of(16, 5, 4, 2)
+    u[0, :, 2, 2] = float("nan")
+    (output, ponder), (expected, reference) = run(block.to(DEVICE), u.to(DEVICE))
+    assert torch.equal(output.isnan(), expected.isnan())
+    assert torch.equal(ponder.steps, reference.steps)

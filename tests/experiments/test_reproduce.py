@@ -9,7 +9,10 @@ import pytest
 from torchpact import cli
 from torchpact.commands import reproduce as command
 
-FIGURES = ("fig2", "fig3", "fig4", "fig4-variance", "fig5", "fig5-extended", "fig5-resnet110")
+FIGURES = (
+    "fig2", "fig3", "fig4", "fig4-variance", "fig5", "fig5-extended", "fig5-resnet110",
+    "fig6", "fig6-extended",
+)  # fmt: skip
 
 
 @pytest.fixture

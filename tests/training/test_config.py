@@ -42,7 +42,7 @@ def test_reinforce_gets_adam_and_every_method_its_mode():
 
 
 def test_presets_are_named():
-    assert set(PRESETS) == {"paper", "fast", "smoke"}
+    assert set(PRESETS) == {"paper", "fast", "strong", "smoke"}
 
 
 @pytest.mark.parametrize(
@@ -63,7 +63,7 @@ def test_presets_are_named():
         (lambda: TrainConfig(method="plain"), "expected a plain network for the method plain"),
         (lambda: TrainConfig(network=ResNetConfig(adaptive=False)), "expected an adaptive network"),
         (lambda: TrainConfig(optimizer="lion"), "expected optimizer to be sgd or adam, got 'lion'"),  # type: ignore[arg-type]
-        (lambda: preset("quick"), "expected a preset among paper, fast, smoke; got 'quick'"),
+        (lambda: preset("quick"), "expected a preset among paper, fast, strong, smoke; got 'quick'"),
         (lambda: TrainConfig.from_dict({"speed": 3}), "expected settings among .*; got speed"),
     ],
 )
@@ -71,3 +71,37 @@ def test_wrong_settings_are_refused_in_one_line(call, message):
     with pytest.raises(ValueError, match=message) as error:
         call()
     assert "\n" not in str(error.value)
+
+
+def test_a_cosine_falls_from_the_learning_rate_to_nothing():
+    strong = preset("strong", method="relaxed")
+    rates = [strong.learning_rate(i) for i in (0, 10_000, 20_000, 30_000, 40_000)]
+    half = math.sqrt(0.5)
+    assert rates == pytest.approx([0.1, 0.05 * (1 + half), 0.05, 0.05 * (1 - half), 0], abs=1e-9)
+
+
+def test_the_price_of_a_step_rises_as_long_as_it_is_ramped():
+    ramped = preset("fast", tau=0.02, tau_ramp=0.5)
+    assert [ramped.price(i) for i in (0, 4000, 8000, 15_999)] == pytest.approx([0, 0.01, 0.02, 0.02])
+    assert preset("fast", tau=0.02).price(0) == 0.02
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_can_have_the_strong_recipe(method):
+    network = ResNetConfig(adaptive=method != "plain")
+    assert preset("strong", method=method, network=network).nesterov == (method != "reinforce")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"schedule": "linear"}, "expected schedule to be steps or cosine, got 'linear'"),
+        ({"tau_ramp": 1.5}, "expected tau_ramp .*1.5"),
+        ({"label_smoothing": 1.0}, "expected label_smoothing .*1.0"),
+        ({"pad": -1}, "expected pad .*-1"),
+        ({"nesterov": True, "momentum": 0.0}, "expected sgd with momentum for nesterov"),
+    ],
+)
+def test_what_is_wrong_with_a_recipe_is_said_in_a_line(wrong, message):
+    with pytest.raises(ValueError, match=message):
+        preset("fast", **wrong)

@@ -152,3 +152,53 @@ def test_a_deterministic_run_leaves_the_settings_of_torch_alone():
     assert same(plain.state(), deterministic.state())
     with pytest.raises(ValueError, match="expected no compile in a deterministic run"):
         Learner(config(deterministic=True), images(), compile=True)
+
+
+def test_a_ramped_price_and_a_cosine_continue_from_where_they_were():
+    settings = config(tau=0.5, tau_ramp=0.5, schedule="cosine", nesterov=True, label_smoothing=0.1, pad=1)
+    data = images()
+    straight, continued = Learner(settings, data), Learner(settings, data)
+    for _ in range(4):
+        straight.advance()
+    assert straight._tau.item() == pytest.approx(0.25)  # of iteration 3, of 6 to ramp over
+    continued.load_state(copy_state(straight), iteration=4)
+    for learner in (straight, continued):
+        for _ in range(4):
+            learner.advance()
+    assert straight._tau.item() == 0.5
+    assert straight.optimizer.param_groups[0]["lr"] == pytest.approx(settings.learning_rate(7))
+    assert same(straight.state(), continued.state())
+
+
+def test_warnings_instead_of_errors_stay_warnings():
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        Learner(config(deterministic=True), images()).advance()
+        assert torch.is_deterministic_algorithms_warn_only_enabled()
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+def test_what_fails_undisturbed_leaves_training_as_it_was():
+    learner = Learner(config(), images())
+    learner.advance()
+    before = copy_state(learner)
+
+    def fail():
+        with learner.undisturbed():
+            learner.gradients(*learner.batch())
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        fail()
+    assert same(learner.state(), before)
+
+
+def test_smoothed_labels_are_not_in_the_reported_nll():
+    losses = []
+    for smoothing in (0.0, 0.3):
+        learner = Learner(config("plain", label_smoothing=smoothing), images())
+        learner.advance()
+        losses.append(learner.metrics())
+    assert losses[0].nll == pytest.approx(losses[1].nll)
+    assert losses[0].loss != pytest.approx(losses[1].loss)

@@ -148,6 +148,20 @@ def test_the_learning_rate_falls_at_milestones():
     assert seen == pytest.approx([0.1] * 6 + [0.01] * 2)
 
 
+def test_steps_cost_nothing_while_they_are_free():
+    chosen = settings(method="act", tau=0.5, free=0.5)
+    assert [chosen.price(iteration) for iteration in (0, 5, 6, 11)] == [0.0, 0.0, 0.5, 0.5]
+    learner = SequenceLearner(chosen)
+    differences = []
+    for _ in range(8):
+        learner.advance()
+        metrics = learner.metrics()
+        differences.append(metrics.loss - metrics.nll)
+    assert differences[:6] == pytest.approx([0.0] * 6, abs=1e-6)
+    # ACT's cost is at least one step and what remained
+    assert all(difference > 0.5 for difference in differences[6:])
+
+
 @pytest.mark.parametrize("name", list(PRESETS))
 @pytest.mark.parametrize("size", ["tiny", "small", "paper"])
 def test_every_preset_makes_a_network_of_every_method(name, size):

@@ -7,6 +7,9 @@ import torch
 import typer
 
 from torchpact.data import Images, load_cifar10, load_sample
+from torchpact.models import ResNet
+from torchpact.training import TrainConfig
+from torchpact.training.checkpoint import CheckpointError, is_of_sequences, load_model
 
 DataRoot = Annotated[
     Path | None,
@@ -29,12 +32,25 @@ def pick_device(name: str) -> torch.device:
     return torch.device(name)
 
 
+def find_network(name: str) -> tuple[ResNet, TrainConfig]:
+    """Return the network for images that a user names by its checkpoint, and what it was trained with."""
+    path = Path(name)
+    if is_of_sequences(path):
+        raise CheckpointError(f"{path}: expected a network for images, got one for sequences")
+    return load_model(path)
+
+
+def load_test(root: Path | None, device: torch.device) -> Images:
+    """Return the test images."""
+    if root == Path("sample"):
+        return load_sample("test", device)
+    return load_cifar10(root, "test", device)
+
+
 def load_data(root: Path | None, device: torch.device, limit: int | None = None) -> tuple[Images, Images]:
     """Return the training images, or the first ``limit`` of them, and the test images."""
-    if root == Path("sample"):
-        train, test = load_sample("train", device), load_sample("test", device)
-    else:
-        train, test = load_cifar10(root, "train", device), load_cifar10(root, "test", device)
+    train = load_sample("train", device) if root == Path("sample") else load_cifar10(root, "train", device)
+    test = load_test(root, device)
     if limit is not None:
         if not 1 <= limit <= len(train):
             raise ValueError(f"expected 1 to {len(train)} images, got {limit}")

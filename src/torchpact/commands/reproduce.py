@@ -42,7 +42,7 @@ def reproduce(
     """
     if scale_name not in SCALES:
         raise ValueError(f"expected a scale among {', '.join(SCALES)}; got {scale_name!r}")
-    names = list(EXPERIMENTS) if what == ["all"] else what
+    names = list(EXPERIMENTS) if "all" in what else what
     for name in names:
         if name not in EXPERIMENTS:
             raise ValueError(f"expected experiments among {', '.join(EXPERIMENTS)}, or all; got {name!r}")

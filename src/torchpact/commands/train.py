@@ -42,7 +42,7 @@ def train(
     preset_name: Annotated[
         str | None,
         typer.Option(
-            "--preset", help="paper, fast or smoke (fast); for sequences tiny, small or paper (tiny)."
+            "--preset", help="paper, fast, strong or smoke (fast); for sequences tiny, small or paper (tiny)."
         ),
     ] = None,
     tau: Annotated[list[float] | None, typer.Option(help="Price of a step; several make a sweep.")] = None,
@@ -103,6 +103,10 @@ def train(
     beta: Annotated[
         float | None, typer.Option(help="Weight of PonderNet's prior.", rich_help_panel=SEQUENCES)
     ] = None,
+    free: Annotated[
+        float | None,
+        typer.Option(help="Share of training before steps cost anything.", rich_help_panel=SEQUENCES),
+    ] = None,
     size: Annotated[
         list[str] | None,
         typer.Option(
@@ -149,6 +153,7 @@ def train(
         "layers": layers,
         "max_steps": max_steps,
         "beta": beta,
+        "free": free,
         "size": size,
     }
     options = {"resume": resume, "tensorboard": tensorboard}

@@ -1,6 +1,6 @@
 """Data: CIFAR-10 and enwik8, fetched and checked; augmentation on the device; synthetic tasks.
 
-Images           fetch_cifar10, load_cifar10, load_sample, Images
+Images           fetch_cifar10, load_cifar10, load_sample, Images; any file by read_picture
 Text             fetch_enwik8, load_enwik8, load_sample_text
 Graves' tasks    task, Parity, Logic, Addition, Sort, Task, TaskBatch
 Feed it          BatchOrder, augment, crop_and_flip, standardize
@@ -11,6 +11,7 @@ from torchpact.data.cifar10 import Images, fetch_cifar10, load_cifar10
 from torchpact.data.enwik8 import fetch_enwik8, load_enwik8
 from torchpact.data.files import DataError, Progress
 from torchpact.data.order import BatchOrder
+from torchpact.data.pictures import read_picture
 from torchpact.data.sample import load_sample
 from torchpact.data.sample_text import load_sample_text
 from torchpact.data.tasks import Addition, Logic, Parity, Sort, Task, TaskBatch, task
@@ -34,6 +35,7 @@ __all__ = [
     "load_enwik8",
     "load_sample",
     "load_sample_text",
+    "read_picture",
     "standardize",
     "task",
 ]

@@ -48,6 +48,17 @@ class Images:
     def __len__(self) -> int:
         return len(self.labels)
 
+    def random(self, count: int, seed: int) -> "Images":
+        """Return ``count`` different ones of them, by chance.
+
+        >>> Images(torch.zeros(9, 3, 32, 32, dtype=torch.uint8), torch.arange(9)).random(4, seed=0).labels
+        tensor([8, 0, 2, 3])
+        """
+        if not 1 <= count <= len(self):
+            raise ValueError(f"expected 1 to {len(self)} images, got {count}")
+        chosen = torch.randperm(len(self), generator=torch.Generator().manual_seed(seed))[:count]
+        return Images(self.images[chosen], self.labels[chosen])
+
 
 def load_cifar10(
     root: str | os.PathLike[str] | None = None,

@@ -50,7 +50,9 @@ class CompactBlock(nn.Module):
         remaining = torch.ones_like(logits)
         steps = torch.ones_like(logits, dtype=torch.long)
         asked: list[Tensor] = []
-        output = _state.map_state(lambda part: torch.zeros_like(part) if mode.hard else part.float() * 0, u)
+        # by its length at the start: later as many may be left as a shared table has rows
+        shared = [not (isinstance(c, Tensor) and c.dim() and len(c) == batch) for c in context]
+        output = _state.map_state(lambda part: torch.zeros_like(part, dtype=_kind(part, mode.hard)), u)
         for step in range(1, block.max_steps):
             if step > 1:
                 logits = block._ask(step - 1, u)
@@ -62,7 +64,7 @@ class CompactBlock(nn.Module):
                 keep = goes_on.nonzero().squeeze(1)
                 index, remaining = index[keep], remaining[keep]
                 u = _state.map_state(lambda part, keep=keep: part[keep], u)
-                context = tuple(_select(each, goes_on, keep) for each in context)
+                context = tuple(c if same else c[keep] for c, same in zip(context, shared, strict=True))
             if not len(index):
                 break
             steps[index] += 1
@@ -81,9 +83,9 @@ def _add(output: State, index: Tensor, u: State, weight: Tensor, hard: bool) -> 
             total.index_add_(0, index, weight * part)
 
 
-def _select(each: Any, goes_on: Tensor, keep: Tensor) -> Any:
-    fits = isinstance(each, Tensor) and each.dim() > 0 and len(each) == len(goes_on)
-    return each[keep] if fits else each
+def _kind(part: Tensor, hard: bool) -> torch.dtype:
+    """What to sum up in: single precision at least; one-hot weights sum up nothing."""
+    return part.dtype if hard else torch.promote_types(part.dtype, torch.float32)
 
 
 def build(block: FoldedBlock) -> Runner:

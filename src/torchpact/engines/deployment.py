@@ -33,6 +33,9 @@ ENGINES: dict[str, Callable[[FoldedBlock], Runner]] = {
 An engine makes a runner of a folded block, or raises :class:`Unsupported` with a line that says why not.
 """
 
+DEVICES = {"native": "cpu", "gpu": "cuda"}
+"""Engines for one kind of device: on others they are not tried unless asked for."""
+
 Outputs = tuple[Tensor, list[Ponder]]
 
 NETWORK_ENGINES: dict[str, Callable[[ResNet, Sequence[FoldedBlock]], Callable[[Tensor], Outputs]]] = {}
@@ -60,7 +63,8 @@ class Deployed(nn.Module):
     def forward(self, images: Tensor) -> Outputs:
         """Return the logits of the classes, and what each adaptive block did; without gradients."""
         self.check(images)
-        return self.network(images)
+        with torch.autocast(images.device.type, enabled=False):  # its precision is what it was measured in
+            return self.network(images)
 
     def _run_blocks(self, images: Tensor) -> Outputs:
         u = self.stem(images)
@@ -123,7 +127,7 @@ def deploy(
     net = _uncompiled(model)
     if not isinstance(net, ResNet):
         raise TypeError(f"expected a torchpact ResNet, got {type(net).__name__}")
-    names = _names(engines)
+    names = _names(engines, example.device.type)
     blocks = [FoldedBlock(block, None if mode is None else as_mode(mode)) for block in net.blocks]
     fast = Deployed(net, [])
     plain = Deployed(net, [dense.build_plain(block) for block in blocks])
@@ -133,7 +137,7 @@ def deploy(
 
     notes: dict[str, None] = {}  # in order, each once
     chosen: list[_Choice] = []
-    with torch.no_grad():
+    with torch.no_grad(), torch.autocast(example.device.type, enabled=False):
         u = fast.stem(example)
         for block, plain_run in zip(blocks, plain.runners, strict=True):
             runners = _build({n: partial(ENGINES[n], block) for n in names if n in ENGINES}, notes)
@@ -163,9 +167,11 @@ class _Choice(NamedTuple):
     shape: torch.Size | None
 
 
-def _names(engines: Iterable[str] | None) -> list[str]:
+def _names(engines: Iterable[str] | None, device: str) -> list[str]:
     known = ENGINES | NETWORK_ENGINES
-    names = [*known] if engines is None else [*engines]
+    if isinstance(engines, str):
+        raise TypeError(f"expected a list of engines, got the string {engines!r}")
+    names = [n for n in known if DEVICES.get(n, device) == device] if engines is None else [*engines]
     for name in names:
         if name not in known:
             raise ValueError(f"expected engines among {', '.join(known)}; got {name!r}")

@@ -54,7 +54,8 @@ class SparseGPUBlock:
         power = self.channels & -self.channels  # the largest power of two that divides it
         self.n, self.k = min(power, 128), min(power, 64)
         self.p = 128 if self.n < 128 else 64
-        self.precision = "ieee" if block.weight.dtype == torch.float32 else "tf32"
+        exact = block.weight.dtype == torch.float32 and not torch.backends.cudnn.allow_tf32
+        self.precision = "ieee" if exact else "tf32"
         self.programs = 4
         if block.weight.device.type == "cuda":
             properties = torch.cuda.get_device_properties(block.weight.device)

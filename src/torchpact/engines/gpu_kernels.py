@@ -9,6 +9,12 @@ import triton
 import triton.language as tl
 
 
+@triton.jit
+def _relu(x):  # type: ignore[no-untyped-def]
+    """Keeps NaN, as torch does."""
+    return tl.where(x < 0, 0.0, x)
+
+
 @triton.jit  # type: ignore[untyped-decorator]
 def convolve(  # type: ignore[no-untyped-def]
     x, weight, scale, shift, bias, y, sums, places, count, height, width,
@@ -38,13 +44,13 @@ def convolve(  # type: ignore[no-untyped-def]
                 if FIRST:
                     raised = inputs.to(tl.float32) * tl.load(scale + k)[None, :] + tl.load(shift + k)[None, :]
                     # outside of the image are zeros, not what a batch norm makes of them
-                    raised = tl.where(inside[:, None], tl.maximum(raised, 0.0), 0.0)
+                    raised = tl.where(inside[:, None], _relu(raised), 0.0)
                     inputs = raised.to(x.dtype.element_ty)
                 weights = tl.load(weight + (tap * C + k)[:, None] * C + n[None, :])
                 result = tl.dot(inputs, weights, result, input_precision=PRECISION)
         target = pixel.to(tl.int64)[:, None] * C + n[None, :]
         if FIRST:
-            result = tl.maximum(result + tl.load(bias + n)[None, :], 0.0)
+            result = _relu(result + tl.load(bias + n)[None, :])
             tl.store(y + target, result.to(y.dtype.element_ty), mask=there[:, None])
         else:
             before = tl.load(y + target, mask=there[:, None], other=0)
@@ -53,7 +59,9 @@ def convolve(  # type: ignore[no-untyped-def]
             changed = after.to(tl.float32) - before.to(tl.float32)
             image = tl.where(there, pixel // (height * width), -1)
             earlier = tl.load(places + at - 1, mask=there & (at > tile * P), other=0) // (height * width)
-            _add_by_image(sums, changed, image, (at > tile * P) & (image != earlier), n, C, P, PRECISION)
+            _add_by_image(
+                sums, changed, image, there & (at > tile * P) & (image != earlier), n, C, P, PRECISION
+            )
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -61,6 +69,10 @@ def _add_by_image(  # type: ignore[no-untyped-def]
     sums, changed, image, new, n, C: tl.constexpr, P: tl.constexpr, PRECISION: tl.constexpr
 ):
     """Add the rows of a tile to the sums of their images: sixteen runs of one image each at a time."""
+    # what is not finite goes by itself, since even nothing of it would spoil the sums of other images
+    odd = ~(tl.abs(changed) < float("inf")) & (image >= 0)[:, None]
+    tl.atomic_add(sums + image[:, None] * C + n[None, :], changed, mask=odd, sem="relaxed")
+    changed = tl.where(odd, 0.0, changed)
     run = tl.cumsum(new.to(tl.int32), 0)
     slots = tl.arange(0, 16)
     for start in range(0, tl.max(run, 0) + 1, 16):
@@ -97,14 +109,14 @@ def decide(  # type: ignore[no-untyped-def]
         halt = 1 / (1 + tl.exp(-logit))
         stays = 1 / (1 + tl.exp(logit))
         if SAMPLES:
-            go = logit + tl.load(noise + pixel, mask=there, other=0.0) <= 0
+            go = ~(logit + tl.load(noise + pixel, mask=there, other=0.0) > 0)
             # log(1 − h) or log h, without a difference of large numbers
             log = -tl.log(1 + tl.exp(-tl.abs(logit))) - tl.where(
                 go, tl.maximum(logit, 0.0), -tl.minimum(logit, 0.0)
             )
             tl.store(log_q + pixel, tl.load(log_q + pixel, mask=there, other=0.0) + log, mask=there)
         else:
-            go = logit <= bound
+            go = ~(logit > bound)  # also where it is NaN, as dense modes have it
         left = tl.load(survival + pixel, mask=there, other=0.0) * stays
         tl.store(survival + pixel, left, mask=there)
         tl.store(expected + pixel, tl.load(expected + pixel, mask=there, other=0.0) + left, mask=there)

@@ -206,7 +206,7 @@ def library() -> ctypes.CDLL:
     """Return the kernel, compiled for this machine if it has not been; raise Unsupported if that fails."""
     try:
         kernel = ctypes.CDLL(str(_built()))
-    except OSError as error:
+    except (OSError, RuntimeError) as error:  # the latter where there is no home
         raise Unsupported(f"native: no library ({' '.join(str(error).split())})") from error
     kernel.torchpact_workspace.restype = c_int64
     kernel.torchpact_workspace.argtypes = [POINTER(_Block), c_int32, c_int32]
@@ -223,7 +223,8 @@ def _built() -> Path:
     # what the compiler and -march=native stand for here, so that a shared home serves unlike machines
     target = _run(compiler, "-march=native", "-dM", "-E", "-x", "c++", os.devnull)
     key = hashlib.sha256(SOURCE.read_bytes() + " ".join(FLAGS).encode() + target).hexdigest()[:16]
-    path = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "torchpact" / f"native-{key}.so"
+    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    path = Path(cache) / "torchpact" / f"native-{key}.so"
     if not path.exists():
         with tempfile.TemporaryDirectory() as folder:
             built = Path(folder) / path.name

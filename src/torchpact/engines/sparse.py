@@ -57,9 +57,11 @@ class SparseBlock:
         asked: list[Tensor] = []
         steps = torch.ones(batch, 1, height, width, dtype=torch.long, device=u.device)
         for (matrix, linear), (matrix1, bias1, matrix2, unit) in zip(self.heads, self.others, strict=True):
-            pooled = F.linear(state.sum((1, 2)) / (height * width), linear.weight, linear.bias).flatten()
+            # in single precision: a large map adds up to more than half precision holds
+            mean = state.sum((1, 2), dtype=torch.float32) / (height * width)
+            pooled = F.linear(mean, linear.weight.float(), linear.bias.float()).flatten()
             image = active // live[0].numel()
-            logits = _convolve(rows, width, active, matrix).flatten().float() + pooled.float()[image]
+            logits = _convolve(rows, width, active, matrix).flatten().float() + pooled[image]
             every = torch.full(live.shape, torch.inf, device=u.device)
             every.view(-1)[active] = logits
             asked.append(every[:, None, 1:-1, 1:-1])

@@ -13,6 +13,8 @@ from torchpact.experiments import (
     fig4,
     fig5,
     fig5_resnet110,
+    fig6,
+    frontier,
     parity,
     summary,
 )
@@ -46,7 +48,9 @@ EXPERIMENTS = {
     "fig4": Experiment(fig4.runs, fig4.draw),
     "fig5": Experiment(fig5.runs, fig5.draw),
     "fig5-resnet110": Experiment(fig5_resnet110.runs, fig5_resnet110.draw, most_seeds=1),
+    "fig6": Experiment(fig6.runs, fig6.draw, most_seeds=1),
     **{c.name: Experiment(c.runs, c.draw, most_seeds=1) for c in COMPARISONS},
+    "frontier": Experiment(frontier.runs, frontier.draw, most_seeds=1),
     "table": Experiment(claims.runs, claims.draw),
     "summary": Experiment(summary.runs, summary.draw),
     "rnn-parity": Experiment(parity.runs, parity.draw),

@@ -6,7 +6,7 @@ from typing import Any
 from torchpact.experiments.archive import Archive
 from torchpact.experiments.gather import finished, inventory, over_seeds
 from torchpact.experiments.plotting import canvas, save
-from torchpact.experiments.rnn_figures import against_tau, by_difficulty, frontier, points_of
+from torchpact.experiments.rnn_figures import against_tau, by_difficulty, frontier, legend, points_of
 from torchpact.experiments.rnn_runs import SequenceRun, sequence_run
 from torchpact.experiments.runs import Scale
 
@@ -45,11 +45,12 @@ def draw(archive: Archive, scale: Scale, seeds: list[int], folder: Path) -> list
     wanted = runs(scale, seeds)
     found = finished(wanted, archive)
     points = points_of(found, archive)
-    with canvas(4, size=(12.4, 3.1)) as (figure, axes):
+    with canvas(4, size=(12.4, 3.5)) as (figure, axes):
         against_tau(axes[0], points, "sequence_error", "sequences with an error, %")
         against_tau(axes[1], points, "steps", "steps")
         frontier(axes[2], points, "sequence_error", "sequences with an error, %")
         by_difficulty(axes[3], points, "steps_by_difficulty", "steps")
         axes[3].set_xlabel("digits of the number added")
+        legend(figure, axes[2])
         figure.suptitle(f"addition, {scale.name}: {over_seeds(found, wanted)}")
         return save(figure, folder, "rnn-addition", {"points": points, **inventory(wanted, found)})

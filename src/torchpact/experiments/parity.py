@@ -12,6 +12,7 @@ from torchpact.experiments.rnn_figures import (
     beyond,
     by_difficulty,
     frontier,
+    legend,
     points_of,
 )
 from torchpact.experiments.rnn_runs import SequenceRun, sequence_run
@@ -33,8 +34,8 @@ TAUS: dict[str, dict[str, tuple[float, ...]]] = {
 }
 """Prices of a step; PonderNet's is that of its prior, a geometric one of about 1/τ steps."""
 REPEATS: dict[str, tuple[int, ...]] = {"fast": (2, 3, 5), "paper": (2, 3, 5, 10, 20)}
-PATIENT = {"smoke": (0.01,), "fast": (0.1, 0.01, 0.001), "paper": (0.03, 0.003, 0.0003)}
-"""Prices of the relaxed model whose heads begin with a bias of −1, not Graves' 1: h = 0.27, not 0.73."""
+FREE: dict[str, tuple[float, ...]] = {"smoke": (0.01,), "fast": (0.1, 0.01), "paper": (0.03, 0.01, 0.003)}
+"""Prices of those that pay nothing in the first half of training, while steps do not yet bring anything."""
 BEYOND = {"relaxed": 0.001, "act": 0.001, "ponder": 0.3}
 """The prices at which to see what lies beyond the difficulties of training."""
 
@@ -65,7 +66,9 @@ def runs(scale: Scale, seeds: list[int]) -> list[SequenceRun]:
         found.append(run("plain", seed, **near))
         found += [run("repeat", seed, **near | {"max_steps": steps}) for steps in repeats]
         found += [run(m, seed, tau=tau, **near) for m, grid in taus.items() for tau in grid]
-        found += [run("relaxed", seed, tau=tau, halting_bias=-1.0, **near) for tau in PATIENT[scale.name]]
+        found += [
+            run(m, seed, tau=tau, free=0.5, **near) for m in ("relaxed", "act") for tau in FREE[scale.name]
+        ]
         found.append(run("repeat", seed, **far | {"max_steps": max(repeats)}))
         found += [run(m, seed, tau=tau, **far) for m, tau in BEYOND.items()]
     return found
@@ -82,22 +85,25 @@ def draw(archive: Archive, scale: Scale, seeds: list[int], folder: Path) -> list
     title = f"parity of {_elements(near or far)}, {scale.name}: {over_seeds(found, wanted)}"
     paths = []
     if near:
-        with canvas(3, size=(9.6, 3.1)) as (figure, axes):
+        with canvas(3, size=(9.6, 3.6)) as (figure, axes):
             against_tau(axes[0], near, "accuracy", "accuracy, %")
             against_tau(axes[1], near, "steps", "steps")
             frontier(axes[2], near, "accuracy", "accuracy, %")
+            legend(figure, axes[2])
             figure.suptitle(title)
             paths += save(figure, folder, "rnn-parity", numbers)
-        with canvas(2, size=(7.2, 3.1)) as (figure, axes):
+        with canvas(2, size=(8.4, 3.7)) as (figure, axes):
             by_difficulty(axes[0], near, "steps_by_difficulty", "steps")
             by_difficulty(axes[1], near, "accuracy_by_difficulty", "accuracy, %")
+            legend(figure, axes[0])
             figure.suptitle(f"{title}, the lowest price of each")
             paths += save(figure, folder, "rnn-parity-difficulty", {"points": near})
     if far:
         size, high = FAR[scale.name]
-        with canvas(2, size=(7.2, 3.1)) as (figure, axes):
+        with canvas(2, size=(8.4, 3.7)) as (figure, axes):
             beyond(axes[0], far, "accuracy_by_difficulty", "accuracy, %", high)
             beyond(axes[1], far, "steps_by_difficulty", "steps", high)
+            legend(figure, axes[0])
             figure.suptitle(f"parity of {size}, trained on 1 to {high} elements, {scale.name}")
             paths += save(figure, folder, "rnn-parity-beyond", {"points": far})
     return paths

@@ -1,19 +1,14 @@
-"""How figures look and how they are saved. matplotlib is only imported when one is drawn."""
+"""What the figures of experiments have in common: colours, lines, curves and points."""
 
-import io
-import json
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, is_dataclass
-from pathlib import Path
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from torchpact._files import write_whole
 from torchpact.experiments.gather import Curve, Spread
+from torchpact.training import TrainConfig
+from torchpact.viz.figures import canvas, save
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 # Okabe and Ito's colours, which people who see fewer can tell apart
 COLORS = {"relaxed": "#0072B2", "act": "#D55E00", "reinforce": "#CC79A7", "plain": "#000000"}
@@ -28,67 +23,22 @@ LINES = {"relaxed": "--", "discrete": "-", "thresholded": ":", "act": "-", "plai
 MARKERS = {"relaxed": "^", "discrete": "o", "thresholded": "s", "act": "o", "plain": "*"}
 """By mode of evaluation."""
 
-_STYLE: dict[Any, Any] = {
-    "font.size": 9,
-    "axes.titlesize": 9,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "grid.color": "#e6e6e6",
-    "grid.linewidth": 0.6,
-    "axes.axisbelow": True,
-    "legend.frameon": False,
-    "legend.fontsize": 8,
-    "lines.linewidth": 1.4,
-    "lines.markersize": 4.5,
-    "errorbar.capsize": 2,
-    "savefig.dpi": 200,
-    "pdf.fonttype": 42,  # text stays text
-}
+__all__ = [
+    "COLORS", "GREY", "LINES", "MARKERS", "METHODS", "MODE_COLORS",
+    "canvas", "count_iterations", "draw_curve", "draw_points", "save", "title_of",
+]  # fmt: skip
 
 
-@contextmanager
-def canvas(
-    columns: int = 1, rows: int = 1, *, size: tuple[float, float], **options: Any
-) -> Iterator[tuple["Figure", list["Axes"]]]:
-    """A figure of ``size`` inches and its axes, row by row, in our style."""
-    try:
-        import matplotlib
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise ValueError(
-            "expected the package matplotlib to be installed (pip install torchpact[plot])"
-        ) from None
-    # not by pyplot, whose figures and style are everybody's
-    with matplotlib.rc_context(_STYLE):
-        figure = Figure(figsize=size, layout="constrained")
-        FigureCanvasAgg(figure)
-        axes = figure.subplots(rows, columns, squeeze=False, **options)
-        yield figure, list(axes.flat)
+def title_of(config: TrainConfig) -> str:
+    """What the paper calls a network, and its τ.
 
-
-def save(figure: "Figure", folder: Path, name: str, numbers: dict[str, Any]) -> list[Path]:
-    """Write a figure as PNG and PDF, and the numbers it shows as JSON; return the paths."""
-    contents = {}
-    for suffix, metadata in (("png", {"Software": None}), ("pdf", {"CreationDate": None})):
-        buffer = io.BytesIO()
-        # no dates or versions: the same results give the same file
-        figure.savefig(buffer, format=suffix, metadata=metadata)
-        contents[suffix] = buffer.getvalue()
-    text = json.dumps(numbers, indent=1, ensure_ascii=False, default=_plain)
-    contents["json"] = f"{text}\n".encode()
-    folder.mkdir(parents=True, exist_ok=True)
-    paths = [folder / f"{name}.{suffix}" for suffix in contents]
-    for path, data in zip(paths, contents.values(), strict=True):
-        write_whole(path, data)
-    return paths
-
-
-def _plain(value: object) -> Any:
-    if is_dataclass(value) and not isinstance(value, type):
-        return asdict(value)
-    raise TypeError(f"expected something JSON can hold, got {value!r}")
+    >>> title_of(TrainConfig(method="act", tau=0.005))
+    'SACT, τ = 0.005'
+    """
+    name = METHODS[config.method]
+    if config.network.per == "image":
+        name = {"PSACT": "PACT", "SACT": "ACT"}.get(name, name)
+    return name if config.method == "plain" else f"{name}, τ = {config.tau:g}"
 
 
 def draw_curve(axes: "Axes", curve: Curve, **style: Any) -> None:

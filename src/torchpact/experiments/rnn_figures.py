@@ -11,6 +11,7 @@ from torchpact.experiments.rnn_runs import SequenceRun
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 SHOWN = {"act": "act", "relaxed": "thresholded", "reinforce": "discrete", "ponder": "discrete"}
 """The mode of evaluation in which a method is shown; others have none."""
@@ -18,18 +19,25 @@ NAMES = {
     "plain": "one step",
     "repeat": "repeat",
     "act": "ACT",
+    "act-free": "ACT, first half free",
     "relaxed": "PACT, relaxed",
-    "patient": "PACT, relaxed, bias −1",
+    "relaxed-free": "PACT, relaxed, first half free",
     "reinforce": "PACT, REINFORCE",
     "ponder": "PonderNet",
 }
-PAINT = COLORS | {"patient": "#56B4E9", "ponder": "#009E73", "repeat": GREY}
+PAINT = COLORS | {
+    "relaxed-free": "#56B4E9",
+    "act-free": "#E69F00",
+    "ponder": "#009E73",
+    "repeat": GREY,
+}
 MARKS = {
     "plain": "*",
     "repeat": "D",
     "act": "o",
+    "act-free": "p",
     "relaxed": "^",
-    "patient": "P",
+    "relaxed-free": "P",
     "reinforce": "s",
     "ponder": "v",
 }
@@ -41,7 +49,7 @@ class Point:
 
     setting: str
     method: str
-    """As in a configuration; "patient" is the relaxed one whose heads begin with a negative bias."""
+    """As in a configuration; one whose steps cost nothing at first has "-free" after it."""
     tau: float | None
     max_steps: int
     mode: str
@@ -75,7 +83,7 @@ def _point(setting: str, group: list[SequenceRun], archive: Archive) -> Point:
     assert steps is not None
     return Point(
         setting=setting,
-        method="patient" if config.network.halting_bias < 0 else config.method,
+        method=config.method + ("-free" if config.free else ""),
         tau=None if config.method in ("plain", "repeat") else config.tau,
         max_steps=config.network.max_steps,
         mode=mode,
@@ -114,9 +122,6 @@ def against_tau(axes: "Axes", points: Iterable[Point], value: str, label: str) -
         if point.tau is None:
             level = getattr(point, value).mean
             axes.axhline(level, color=PAINT[point.method], linewidth=0.8, linestyle=":")
-            axes.annotate(
-                _short(point), (1.0, level), xycoords=("axes fraction", "data"), fontsize=7, va="center"
-            )
     if any(p.tau for p in points):
         axes.set_xscale("log")
     axes.set_xlabel("price of a step, τ")
@@ -140,7 +145,6 @@ def frontier(axes: "Axes", points: Iterable[Point], value: str, label: str) -> N
         )
     axes.set_xlabel("steps")
     axes.set_ylabel(label)
-    axes.legend()
 
 
 def by_difficulty(axes: "Axes", points: Iterable[Point], value: str, label: str) -> None:
@@ -159,13 +163,21 @@ def by_difficulty(axes: "Axes", points: Iterable[Point], value: str, label: str)
     axes.set_xlabel("difficulty")
     axes.set_ylabel(label)
     axes.locator_params("x", integer=True)
-    axes.legend()
 
 
 def beyond(axes: "Axes", points: Iterable[Point], value: str, label: str, high: int) -> None:
     """The same, with the difficulties that were never trained on shaded."""
     by_difficulty(axes, points, value, label)
-    axes.axvspan(high + 0.5, axes.get_xlim()[1], color="#000000", alpha=0.06, linewidth=0)
+    left, right = axes.get_xlim()
+    axes.axvspan(high + 0.5, right, color="#000000", alpha=0.06, linewidth=0)
+    axes.set_xlim(left, right)
+
+
+def legend(figure: "Figure", axes: "Axes") -> None:
+    """What is what, once for all panels and below them; without bars."""
+    handles, labels = axes.get_legend_handles_labels()
+    lines = [handle[0] if isinstance(handle, tuple) else handle for handle in handles]
+    figure.legend(lines, labels, loc="outside lower center", ncols=4)
 
 
 def _by_method(points: Iterable[Point]) -> dict[str, list[Point]]:
@@ -186,7 +198,3 @@ def _bars(
         elinewidth=0.8,
         **style,
     )
-
-
-def _short(point: Point) -> str:
-    return " 1" if point.method == "plain" else f" {point.max_steps}"

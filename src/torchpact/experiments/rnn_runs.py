@@ -46,8 +46,8 @@ class SequenceRun:
         sizes = [f"{name.replace('_', '')}{size}" for name, size in config.sizes.items()]
         method = f"repeat{config.network.max_steps}" if config.method == "repeat" else config.method
         price = [] if config.method in ("plain", "repeat") else [f"tau{config.tau:g}"]
-        bias = [f"bias{config.network.halting_bias:g}"] * (config.network.halting_bias != 1)
-        return "-".join([config.task, *sizes, method, *price, *bias])
+        free = [f"free{config.free:g}"] if config.free else []
+        return "-".join([config.task, *sizes, method, *price, *free])
 
     @property
     def kind(self) -> SequenceTrainConfig:

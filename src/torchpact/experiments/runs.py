@@ -87,6 +87,8 @@ class Run:
         """What it has in common with runs of other seeds."""
         config, network, usual = self.config, self.config.network, TrainConfig()
         parts = [f"resnet{6 * network.units + 2}", config.method]
+        if config.schedule != usual.schedule:
+            parts.append("strong")
         if config.method != "plain":
             parts.append(f"tau{config.tau:g}")
             for value, default, text in (

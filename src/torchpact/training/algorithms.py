@@ -18,14 +18,18 @@ def deterministic_algorithms() -> Iterator[None]:
     """
     # cuBLAS reads it when first used, and torch refuses matrix products without it
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    before = torch.are_deterministic_algorithms_enabled(), cudnn.benchmark
+    enabled, warns = (
+        torch.are_deterministic_algorithms_enabled(),
+        torch.is_deterministic_algorithms_warn_only_enabled(),
+    )
+    benchmark = cudnn.benchmark
     torch.use_deterministic_algorithms(True)
     cudnn.benchmark = False  # which picks by time, and so differently from run to run
     try:
         yield
     finally:
-        torch.use_deterministic_algorithms(before[0])
-        cudnn.benchmark = before[1]
+        torch.use_deterministic_algorithms(enabled, warn_only=warns)
+        cudnn.benchmark = benchmark
 
 
 @contextmanager

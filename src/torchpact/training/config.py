@@ -1,5 +1,6 @@
 """What a training run is: typed, checked once, written into every run and checkpoint as JSON."""
 
+import math
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Literal, get_args
 
@@ -17,7 +18,8 @@ class TrainConfig:
 
     ``method`` is how the network learns: "plain" (no adaptive blocks), "relaxed" (eq. 27), "reinforce"
     (eq. 26) or "act" (SACT, or ACT where the network decides per image). ``milestones`` are the shares
-    of ``iterations`` after which the learning rate is divided by ten. The defaults are those of the
+    of ``iterations`` after which the learning rate is divided by ten, unless its ``schedule`` is a
+    cosine. The defaults are those of the
     paper's supplement; :func:`preset` has others.
 
     >>> config = preset("fast", method="relaxed", tau=0.01)
@@ -40,7 +42,14 @@ class TrainConfig:
     lr: float = 0.1
     momentum: float = 0.9
     weight_decay: float = 2e-4
+    nesterov: bool = False
+    schedule: Literal["steps", "cosine"] = "steps"
     milestones: tuple[float, ...] = (0.6, 0.75, 0.9)
+    label_smoothing: float = 0.0
+    pad: int = 2
+    """By how many pixels images are shifted at most."""
+    tau_ramp: float = 0.0
+    """The share of ``iterations`` over which the price of a step rises from 0 to ``tau``."""
     baseline_decay: float = 0.99
 
     seed: int = 0
@@ -63,12 +72,20 @@ class TrainConfig:
                 )
         if self.optimizer not in ("sgd", "adam"):
             raise ValueError(f"expected optimizer to be sgd or adam, got {self.optimizer!r}")
+        if self.schedule not in ("steps", "cosine"):
+            raise ValueError(f"expected schedule to be steps or cosine, got {self.schedule!r}")
         for name in ("iterations", "batch", "log_every", "validate_every", "checkpoint_every"):
             check_count(name, getattr(self, name))
         check_count("seed", self.seed, minimum=0)
         check_count("variance_samples", self.variance_samples, minimum=0)
-        if not isinstance(self.deterministic, bool):
-            raise TypeError(f"expected deterministic to be True or False, got {self.deterministic!r}")
+        for name in ("deterministic", "nesterov"):
+            if not isinstance(getattr(self, name), bool):
+                raise TypeError(f"expected {name} to be True or False, got {getattr(self, name)!r}")
+        if self.nesterov and not (self.optimizer == "sgd" and self.momentum > 0):
+            raise ValueError("expected sgd with momentum for nesterov")
+        check_count("pad", self.pad, minimum=0)
+        check_number("label_smoothing", self.label_smoothing, 0, 1, open_high=True)
+        check_number("tau_ramp", self.tau_ramp, 0, 1)
         check_number("lr", self.lr, 0, open_low=True, open_high=True)
         check_number("tau", self.tau, 0, open_high=True)
         check_number("momentum", self.momentum, 0, 1, open_high=True)
@@ -104,8 +121,15 @@ class TrainConfig:
 
     def learning_rate(self, iteration: int) -> float:
         """The learning rate of an iteration, counted from 0."""
+        if self.schedule == "cosine":
+            return self.lr * (1 + math.cos(math.pi * iteration / self.iterations)) / 2
         passed = sum(iteration >= share * self.iterations for share in self.milestones)
         return self.lr * 0.1**passed
+
+    def price(self, iteration: int) -> float:
+        """The price τ of a step in an iteration, counted from 0."""
+        ramp = self.tau_ramp * self.iterations
+        return self.tau if iteration >= ramp else self.tau * iteration / ramp
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values, such as JSON holds."""
@@ -129,6 +153,16 @@ class TrainConfig:
 PRESETS: dict[str, dict[str, Any]] = {
     "paper": {},
     "fast": {"iterations": 16_000, "validate_every": 2000, "checkpoint_every": 4000},
+    "strong": {
+        "iterations": 40_000,
+        "schedule": "cosine",
+        "nesterov": True,
+        "weight_decay": 5e-4,
+        "pad": 4,
+        "tau_ramp": 0.25,
+        "validate_every": 10_000,
+        "checkpoint_every": 5000,
+    },
     "smoke": {
         "iterations": 60,
         "batch": 32,
@@ -137,7 +171,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "checkpoint_every": 20,
     },
 }
-"""The supplement's protocol; the same shape in 16,000 iterations; and a few, to see it run."""
+"""The supplement's protocol; the same shape in 16,000 iterations; a recipe of today; a few, to see it run."""
 
 
 def preset(name: str, **settings: Any) -> TrainConfig:
@@ -145,7 +179,7 @@ def preset(name: str, **settings: Any) -> TrainConfig:
     if name not in PRESETS:
         raise ValueError(f"expected a preset among {', '.join(PRESETS)}; got {name!r}")
     if settings.get("method") == "reinforce":
-        settings = {"optimizer": "adam", "lr": 1e-3} | settings
+        settings = {"optimizer": "adam", "lr": 1e-3, "nesterov": False} | settings
     if settings.get("method") == "plain" and "network" not in settings:
         settings["network"] = replace(ResNetConfig(), adaptive=False)
     return TrainConfig(**(PRESETS[name] | settings))

@@ -35,6 +35,13 @@ def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     return torch.compile(function, fullgraph=True, options=options)
 
 
+def _default_generator(device: torch.device) -> torch.Generator:
+    torch.cuda.init()
+    index = torch.cuda.current_device() if device.index is None else device.index
+    generator: torch.Generator = torch.cuda.default_generators[index]
+    return generator
+
+
 def _many_kinds() -> AbstractContextManager[Any]:
     """Let the compiler keep a version of the iteration for every kind of network trained in this process."""
     limits = {"recompile_limit": 100, "accumulated_recompile_limit": 1000}
@@ -93,17 +100,19 @@ class Learner:
         )
         self._position = torch.zeros((), dtype=torch.long, device=self.device)
         self._epoch = -1
+        self._price = config.tau
         self._tau = torch.tensor(config.tau, device=self.device)
         blocks = len(self.model.blocks) if config.network.adaptive else 0
         self._sums = torch.zeros(3 + blocks, dtype=torch.double, device=self.device)
         self._since = 0
         self._rate = config.lr
-        self._augment, self._objective = augment, self._forward
+        self._augment, self._objective = self._crop, self._forward
         if self.compile:
-            self._augment = _compiled(augment)
-            self._objective = _compiled(self._forward)
+            self._augment, self._objective = _compiled(self._crop), _compiled(self._forward)
         self._graph: torch.cuda.CUDAGraph | None = None
         self.stream = torch.cuda.Stream(self.device) if self.capture else None
+        # graphs read their seed when they run: one that several share would be overwritten by the next
+        self._noise = _default_generator(self.device).clone_state() if self.capture else None
 
     def _make_optimizer(self) -> torch.optim.Optimizer:
         config = self.config
@@ -118,7 +127,12 @@ class Learner:
         fused = True if self.capture else None
         if config.optimizer == "adam":
             return torch.optim.Adam(groups, lr=self.lr, fused=fused, capturable=self.capture)
-        return torch.optim.SGD(groups, lr=self.lr, momentum=config.momentum, fused=fused)
+        return torch.optim.SGD(
+            groups, lr=self.lr, momentum=config.momentum, nesterov=config.nesterov, fused=fused
+        )
+
+    def _crop(self, images: Tensor) -> Tensor:
+        return augment(images, pad=self.config.pad)
 
     def _forward(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """The loss of a batch of images, cropped and flipped, and the sums to report."""
@@ -126,7 +140,8 @@ class Learner:
         with casting(self.device, config.precision):
             logits, ponders = self.model(as_input(images))
         logits = logits.float()
-        nll = F.cross_entropy(logits, labels, reduction="none")
+        smoothing = config.label_smoothing
+        nll = F.cross_entropy(logits, labels, reduction="none", label_smoothing=smoothing)
         if config.method == "reinforce":
             loss = reinforce_loss(nll, ponders, self._tau, self._past_reward)
         else:
@@ -134,6 +149,8 @@ class Learner:
         with torch.no_grad():
             reported = loss if config.method != "reinforce" else map_loss(nll, ponders, self._tau)
             right = (logits.argmax(1) == labels).float().mean()
+            if smoothing:
+                nll = F.cross_entropy(logits, labels, reduction="none")
             sums = [reported, nll.mean(), right, *(p.expected_steps.mean() for p in ponders)]
             report = torch.stack([s.detach().float() for s in sums]).double()
         return loss, report
@@ -173,6 +190,7 @@ class Learner:
                 self._prepare()
             self._turn_to_batch()
             self._set_learning_rate()
+            self._set_price()
             torch.manual_seed(derived_seed(self.config.seed, "iteration", self.iteration))
             if self._graph is not None:
                 self._graph.replay()
@@ -200,6 +218,12 @@ class Learner:
         else:
             for group in self.optimizer.param_groups:
                 group["lr"] = rate
+
+    def _set_price(self) -> None:
+        price = self.config.price(self.iteration)
+        if price != self._price:
+            self._price = price
+            self._tau.fill_(price)
 
     @torch.enable_grad()
     def _prepare(self) -> None:
@@ -233,10 +257,12 @@ class Learner:
             before = {name: value.clone() for name, value in self.state().items()}
             self._turn_to_batch()
             position = self._position.clone()
-            yield
-            for name, value in self.state().items():
-                value.copy_(before[name])
-            self._position.copy_(position)
+            try:
+                yield
+            finally:
+                for name, value in self.state().items():
+                    value.copy_(before[name])
+                self._position.copy_(position)
 
     def batch(self, number: int | None = None) -> tuple[Tensor, Tensor]:
         """Return images, cropped and flipped, and labels: of the next batch, or one of this epoch."""
@@ -288,11 +314,18 @@ class Learner:
                 value.copy_(tensors[name])
             self._sums.zero_()
             self._set_learning_rate()
+            self._set_price()
 
     @contextmanager
     def _on_stream(self) -> Iterator[None]:
-        if self.stream is None:
+        if self.stream is None or self._noise is None:
             yield
             return
-        with torch.cuda.stream(self.stream):
-            yield
+        generator = _default_generator(self.device)
+        others = generator.graphsafe_get_state()
+        generator.graphsafe_set_state(self._noise)
+        try:
+            with torch.cuda.stream(self.stream):
+                yield
+        finally:
+            generator.graphsafe_set_state(others)

@@ -31,11 +31,11 @@ def _convolve(x, kernel, y, height, width, end, C: tl.constexpr, PIXELS: tl.cons
     for tap in tl.static_range(9):
         i, j = tap // 3 - 1, tap % 3 - 1
         there = (pixel < end) & (row + i >= 0) & (row + i < height) & (column + j >= 0) & (column + j < width)
-        at = (pixel + i * width + j)[:, None] * C + c[None, :]
+        at = (pixel + i * width + j).to(tl.int64)[:, None] * C + c[None, :]
         inputs = tl.load(x + at, mask=there[:, None], other=0)
         weights = tl.load(kernel + (tap * C + c)[:, None] * C + c[None, :])
         total = tl.dot(inputs, weights, total)
-    at = pixel[:, None] * C + c[None, :]
+    at = pixel.to(tl.int64)[:, None] * C + c[None, :]
     tl.store(y + at, total.to(y.dtype.element_ty), mask=(pixel < end)[:, None])
 
 
@@ -53,8 +53,10 @@ def _kernel_gradient(  # type: ignore[no-untyped-def]
         pixel = tl.program_id(0) * CHUNK + start + tl.arange(0, STEP)
         row, column = pixel // width % height + i, pixel % width
         there = (pixel < end) & (row >= 0) & (row < height)
-        at = x + (pixel + i * width)[:, None] * C + c[None, :]
-        gradient = tl.load(dy + pixel[:, None] * C + c[None, :], mask=(pixel < end)[:, None], other=0)
+        at = x + (pixel + i * width).to(tl.int64)[:, None] * C + c[None, :]
+        gradient = tl.load(
+            dy + pixel.to(tl.int64)[:, None] * C + c[None, :], mask=(pixel < end)[:, None], other=0
+        )
         gradient = tl.trans(gradient)
         left = tl.dot(gradient, tl.load(at - C, mask=(there & (column > 0))[:, None], other=0), left)
         middle = tl.dot(gradient, tl.load(at, mask=there[:, None], other=0), middle)

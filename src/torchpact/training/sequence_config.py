@@ -76,8 +76,8 @@ class SequenceTrainConfig:
     method: Method = "relaxed"
     tau: float = 0.001
     beta: float = 0.01
-    warmup: float = 0.0
-    """The share of the iterations through which the price of a step rises from 0 to tau."""
+    free: float = 0.0
+    """The share of the iterations before a step costs anything."""
     temperature: float = 2 / 3
     eps: float = 0.01
 
@@ -113,7 +113,7 @@ class SequenceTrainConfig:
         for name in ("lr", "clip_norm"):
             check_number(name, getattr(self, name), 0, open_low=True, open_high=True)
         check_number("baseline_decay", self.baseline_decay, 0, 1, open_high=True)
-        check_number("warmup", self.warmup, 0, 1)
+        check_number("free", self.free, 0, 1)
         for share in self.milestones:
             check_number("milestones", share, 0, 1)
         self._check_network()
@@ -180,8 +180,7 @@ class SequenceTrainConfig:
 
     def price(self, iteration: int) -> float:
         """The price of a step at an iteration; PonderNet's is that of its prior, and does not change."""
-        rising = self.warmup * self.iterations
-        return self.tau * (min(iteration / rising, 1.0) if rising and self.method != "ponder" else 1.0)
+        return 0.0 if iteration < self.free * self.iterations and self.method != "ponder" else self.tau
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values, such as JSON holds."""

@@ -35,7 +35,10 @@ def make_room(model: nn.Module, optimizer: torch.optim.Optimizer, tensors: dict[
         if name.startswith("optimizer."):
             _, key, parameter = name.split(".", 2)
             if parameter in parameters:
-                optimizer.state[parameters[parameter]].setdefault(key, torch.zeros_like(value))
+                own = parameters[parameter]
+                # Adam counts its steps on the host
+                room = torch.zeros_like(value, device=None if key == "step" else own.device)
+                optimizer.state[own].setdefault(key, room)
 
 
 def check_same_tensors(own: dict[str, Tensor], given: dict[str, Tensor]) -> None:

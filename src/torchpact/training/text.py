@@ -88,14 +88,18 @@ def evaluate_on_text(
     text: Tensor,
     mode: Mode | str | None = None,
     *,
-    batch: int = 100,
+    batch: int | None = None,
     window: int = 100,
     seed: int = 0,
 ) -> TextEvaluation:
-    """Evaluate on a text, in streams; but for the first character of each, everything is predicted once."""
+    """Evaluate on a text; but for the first character of each stream, everything is predicted once.
+
+    There are ``batch`` streams, by default as many as have 5000 characters each, so that few are read
+    with little before them.
+    """
     device = next(model.parameters()).device
     text = text.to(device)
-    streams = Streams(text, max(1, min(batch, (len(text) - 1) // window)), min(window, len(text) - 1))
+    streams = Streams(text, batch or max(len(text) // 5000, 1), min(window, len(text) - 1))
     kind_of = torch.tensor([_kind(byte) for byte in range(256)], device=device)
     sums = torch.zeros(2, dtype=torch.double, device=device)
     steps = torch.zeros(len(KINDS), dtype=torch.double, device=device)

@@ -1,0 +1,153 @@
+"""torchpact maps: where networks compute, drawn beside the image."""
+
+import json
+import secrets
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+
+from torchpact._checks import check_count
+from torchpact.commands.common import Device, find_network, load_test, pick_device
+from torchpact.data import DataError, read_picture
+from torchpact.data.cifar10_formats import CLASSES
+from torchpact.experiments.plotting import title_of
+from torchpact.models import ResNet
+from torchpact.viz import PonderMaps, compare_maps, ponder_maps, save, show_blocks
+
+MOST_IMAGES = 60
+
+
+def maps(
+    model: Annotated[
+        list[str],
+        typer.Option(help="The checkpoint of an adaptive network; several beside each other, if repeated."),
+    ],
+    images: Annotated[
+        list[Path] | None,
+        typer.Argument(
+            help="Image files: the square in the middle of each, resized to what the network was trained on. "
+            "Without any, random test images.",
+        ),
+    ] = None,
+    output: Annotated[Path, typer.Option("--output", "-o", help="Folder of the figures.")] = Path("maps"),
+    mode: Annotated[
+        str | None,
+        typer.Option(
+            help="relaxed, discrete, thresholded or act; the one a network was trained in, if none."
+        ),
+    ] = None,
+    count: Annotated[int, typer.Option(help="How many test images.")] = 6,
+    data: Annotated[
+        Path, typer.Option(help="Folder of CIFAR-10, or 'sample', whose 500 test images are bundled.")
+    ] = Path("sample"),
+    seed: Annotated[
+        int, typer.Option(help="Seed of the choice of images, and of the modes that sample.")
+    ] = 0,
+    random: Annotated[bool, typer.Option("--random", help="Take another seed every time.")] = False,
+    device: Device = "auto",
+    as_json: Annotated[bool, typer.Option("--json", help="Print the means as JSON.")] = False,
+) -> None:
+    """Draw how much a network computes at each position: per block, and summed over blocks.
+
+    That is the expected number of residual units (PSACT), the ponder cost (SACT), or in the hard modes
+    the units that were run. maps.png compares networks, maps-blocks.png has every block of one; both are
+    written as PDF too.
+
+    [dim]Example: torchpact maps photo.jpg --model runs/psact/last.safetensors -o out[/dim]
+    """
+    place = pick_device(device)
+    seed = secrets.randbelow(2**31) if random else check_count("seed", seed, 0, 2**63 - 1)
+    networks = [(name, *find_network(name)) for name in model]
+    size = _image_size([(name, network) for name, network, _ in networks])
+    problems: list[str] = []
+    if images:
+        names, pixels, problems = _read(images, size)
+    else:
+        if not 1 <= count <= MOST_IMAGES:
+            raise ValueError(f"expected a count of 1 to {MOST_IMAGES}, got {count}")
+        chosen = load_test(data, torch.device("cpu")).random(count, seed)
+        names, pixels = [CLASSES[label] for label in chosen.labels.tolist()], chosen.images
+    found = [ponder_maps(network.to(place), pixels.to(place), mode, seed=seed) for _, network, _ in networks]
+    titles = [title_of(config) for _, _, config in networks]
+    paths = _draw(pixels, titles, found, output)
+    results = [_numbers(*one, names) for one in zip(model, titles, found, strict=True)]
+    files = [str(path) for path in paths]
+    if as_json:
+        print(json.dumps({"seed": seed, "networks": results, "files": files}, indent=2))
+    else:
+        for one in results:
+            blocks = " ".join(f"{mean:.2f}" for mean in one["blocks"])
+            print(
+                f"{one['model']}  {one['title']}: {one['quantity']} by block {blocks}, sum {one['total']:.2f}"
+            )
+        print("\n".join(files) + (f"\nseed {seed}" if random else ""))
+    if problems:
+        raise DataError(f"{_print_all_but_last(problems)}; the others are drawn")
+
+
+def _image_size(networks: list[tuple[str, ResNet]]) -> int:
+    """The size of images that all networks take; plain networks are refused."""
+    (first, network), *others = networks
+    for name, other in others:
+        if other.config.image_size != network.config.image_size:
+            raise ValueError(
+                f"{name}: expected a network for images of {network.config.image_size} pixels, "
+                f"as {first} is, got one for {other.config.image_size}"
+            )
+    for name, one in networks:
+        if not one.config.adaptive:
+            raise ValueError(f"{name}: expected an adaptive network, got a plain one, which decides nothing")
+    return network.config.image_size
+
+
+def _read(paths: list[Path], size: int) -> tuple[list[str], torch.Tensor, list[str]]:
+    """Read what can be read; return names, images, and what is wrong with the others."""
+    if len(paths) > MOST_IMAGES:
+        raise ValueError(f"expected at most {MOST_IMAGES} images, got {len(paths)}")
+    pixels: dict[str, torch.Tensor] = {}
+    problems = []
+    for path in paths:
+        try:
+            pixels[str(path)] = read_picture(path, size)
+        except DataError as error:
+            problems.append(str(error))
+    if not pixels:
+        raise DataError(_print_all_but_last(problems))
+    return list(pixels), torch.stack(list(pixels.values())), problems
+
+
+def _print_all_but_last(problems: list[str]) -> str:
+    """Print a line for each problem but the last, which is returned."""
+    *others, last = problems
+    for problem in others:
+        print(f"torchpact: {problem}", file=sys.stderr)
+    return last
+
+
+def _draw(pixels: torch.Tensor, titles: list[str], found: list[PonderMaps], folder: Path) -> list[Path]:
+    with compare_maps(pixels, list(zip(titles, found, strict=True))) as figure:
+        paths = save(figure, folder, "maps")
+    for number, one in enumerate(found, start=1):
+        with show_blocks(pixels, one) as figure:
+            paths += save(figure, folder, "maps-blocks" if len(found) == 1 else f"maps-blocks-{number}")
+    return paths
+
+
+def _numbers(model: str, title: str, found: PonderMaps, names: list[str]) -> dict[str, Any]:
+    """Means over positions: of each block and of all together, for every image and over images."""
+    means = found.means()
+    totals: list[float] = found.total.double().mean((1, 2)).tolist()
+    return {
+        "model": model,
+        "title": title,
+        "quantity": found.quantity,
+        "blocks": [sum(block) / len(means) for block in zip(*means, strict=True)],
+        "total": sum(totals) / len(totals),
+        "images": [
+            {"image": name, "blocks": blocks, "total": total}
+            for name, blocks, total in zip(names, means, totals, strict=True)
+        ],
+    }

@@ -1,0 +1,73 @@
+"""Beyond the paper: the best trade-off of accuracy and FLOPs that a recipe of today gives."""
+
+from pathlib import Path
+from typing import Any
+
+from torchpact.experiments.archive import Archive
+from torchpact.experiments.gather import at_end, finished, inventory, over_seeds
+from torchpact.experiments.labels import Label, write_labels
+from torchpact.experiments.plotting import COLORS, GREY, canvas, draw_points, save
+from torchpact.experiments.published import PUBLISHED
+from torchpact.experiments.runs import Run, Scale
+from torchpact.models import ResNetConfig
+from torchpact.training import preset
+
+TAUS = {32: (0.03, 0.02, 0.01, 0.005), 110: (0.01, 0.005, 0.002)}
+
+
+def runs(scale: Scale, seeds: list[int]) -> list[Run]:
+    """Plain networks and PSACT from them, both by the preset ``strong``, whatever the scale, unless smoke."""
+    small = scale.name == "smoke"
+    settings = scale.settings if small else {}
+    found = []
+    for depth, taus in TAUS.items():
+        units = scale.depths[depth]
+        for seed in seeds:
+            network = ResNetConfig(units=units, adaptive=False)
+            start = Run(preset("strong", method="plain", network=network, seed=seed, **settings))
+            found.append(start)
+            network = ResNetConfig(units=units)
+            found += [
+                Run(preset("strong", network=network, tau=tau, seed=seed, **settings), start)
+                for tau in taus[: 1 if small else None]
+            ]
+    return found
+
+
+def draw(archive: Archive, scale: Scale, seeds: list[int], folder: Path) -> list[Path]:
+    """Thresholded networks, the plain ones, and what others have published."""
+    wanted = runs(scale, seeds)
+    found = finished(wanted, archive)
+    with canvas(columns=2, size=(9, 4)) as (figure, panels):
+        numbers: dict[str, Any] = inventory(wanted, found)
+        for depth, axes in zip(TAUS, panels, strict=True):
+            labels = []
+            for mode in ("thresholded", "plain"):
+                groups = [
+                    group
+                    for group in found.values()
+                    if group[0].config.network.units == scale.depths[depth]
+                    and (group[0].config.method == "plain") == (mode == "plain")
+                ]
+                points: list[dict[str, Any]] = [
+                    {"tau": g[0].config.tau} | at_end(g, archive, mode) for g in groups
+                ]
+                numbers[f"ResNet-{depth}, {mode}"] = points
+                color = COLORS["plain" if mode == "plain" else "relaxed"]
+                style = {"marker": "*", "linestyle": ""} if mode == "plain" else {"marker": "s"}
+                name = "plain" if mode == "plain" else "PSACT, thresholded"
+                draw_points(axes, points, name, color=color, **style)
+                if mode != "plain":
+                    labels += [
+                        Label(p["mflops"].mean, p["accuracy"].mean, f"{p['tau']:g}", color) for p in points
+                    ]
+            if scale.depths[depth] == (depth - 2) // 6:
+                for other in PUBLISHED[depth]:
+                    axes.plot(other.mflops, other.accuracy, "o", color=GREY, markerfacecolor="none")
+                    labels.append(Label(other.mflops, other.accuracy, other.label, GREY))
+            axes.set(xlabel="MFLOPs an image", ylabel="test accuracy, %", title=f"ResNet-{depth}")
+            axes.margins(0.1)
+            axes.legend(loc="lower right")
+            write_labels(axes, labels)
+        figure.suptitle(f"The recipe `strong`: {over_seeds(found, wanted)}, τ beside the points")
+        return save(figure, folder, "frontier", numbers)

@@ -1,0 +1,55 @@
+"""Fig. 6 from weights of runs that were made up."""
+
+import json
+
+import pytest
+
+from tests.viz.networks import write_checkpoint
+from torchpact.experiments import EXPERIMENTS, SCALES, Archive, fig5_resnet110, fig6
+
+SMOKE = SCALES["smoke"]
+
+
+@pytest.fixture
+def archive(tmp_path):
+    return Archive(tmp_path / "results", tmp_path / "work")
+
+
+def finish(archive, run):
+    files = archive.files(run)
+    write_checkpoint(files.last, run.config)
+    files.run.write_text(json.dumps({"status": "finished", "config": run.config.to_dict()}))
+
+
+@pytest.mark.parametrize("scale", ["smoke", "fast", "paper"])
+def test_its_networks_are_two_of_those_of_fig5(scale):
+    runs = EXPERIMENTS["fig6"].runs(SCALES[scale], [0, 1])
+    assert [run.config.method for run in runs] == ["act", "relaxed"]
+    assert {run.name for run in runs} <= {run.name for run in fig5_resnet110.runs(SCALES[scale], [0])}
+    if scale != "smoke":
+        assert all(run.name.startswith("resnet110-") and "tau0.005-seed0" in run.name for run in runs)
+
+
+def test_it_has_three_rows_and_ten(archive, tmp_path):
+    runs = fig6.runs(SMOKE, [0])
+    for run in runs:
+        finish(archive, run)
+    paths = fig6.draw(archive, SMOKE, [0], tmp_path / "figures")
+    names = [f"{name}.{kind}" for name in ("fig6", "fig6-extended") for kind in ("png", "pdf", "json")]
+    assert [path.name for path in paths] == names
+    short, long = (json.loads((tmp_path / "figures" / f"{n}.json").read_text()) for n in fig6.ROWS)
+    assert (len(short["images"]), len(long["images"])) == (6, 20)
+    assert long["images"][:6] == short["images"]
+    assert [one["run"] for one in long["networks"]] == [run.name for run in runs]
+    assert [one["quantity"] for one in long["networks"]] == ["ponder cost", "expected units"]
+    blocks = long["networks"][1]["blocks"]
+    assert len(blocks) == 20
+    assert all(1 <= mean <= 3 for image in blocks for mean in image)
+
+
+def test_it_says_whose_weights_are_missing(archive, tmp_path):
+    sact, psact = fig6.runs(SMOKE, [0])
+    finish(archive, sact)
+    with pytest.raises(ValueError, match=f"^expected the weights of {psact.name} in .*, got none$"):
+        fig6.draw(archive, SMOKE, [0], tmp_path / "figures")
+    assert not (tmp_path / "figures").exists()

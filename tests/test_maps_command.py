@@ -1,0 +1,120 @@
+"""torchpact maps."""
+
+import json
+import sys
+
+import pytest
+from PIL import Image
+
+from tests.viz.networks import write_checkpoint
+from torchpact import cli
+from torchpact.data import load_sample
+from torchpact.models import ResNetConfig
+from torchpact.training import TrainConfig
+from torchpact.training.checkpoint import load_model, save_checkpoint
+from torchpact.viz import ponder_maps
+
+
+@pytest.fixture
+def run(monkeypatch, capsys):
+    def call(*arguments):
+        monkeypatch.setattr(sys, "argv", ["torchpact", "maps", *map(str, arguments)])
+        with pytest.raises(SystemExit) as exit_:
+            cli.main()
+        captured = capsys.readouterr()
+        return exit_.value.code or 0, captured.out, captured.err
+
+    return call
+
+
+def checkpoint(folder, method="relaxed", **settings):
+    network = ResNetConfig(**({"units": 2, "adaptive": method != "plain"} | settings))
+    return write_checkpoint(folder / f"{method}.safetensors", TrainConfig(method=method, network=network))
+
+
+def names(folder):
+    return {path.name for path in folder.iterdir()}
+
+
+def test_networks_are_compared_on_random_test_images(run, tmp_path):
+    sact, psact = checkpoint(tmp_path, "act"), checkpoint(tmp_path, "relaxed", group=4)
+    out = tmp_path / "out"
+    code, printed, err = run(
+        "--model", sact, "--model", psact, "--count", 3, "--seed", 2, "-o", out, "--json"
+    )
+    assert (code, err) == (0, "")
+    found = json.loads(printed)
+    kinds = ("maps", "maps-blocks-1", "maps-blocks-2")
+    assert names(out) == {f"{name}.{suffix}" for name in kinds for suffix in ("png", "pdf")}
+    assert {str(out / name) for name in names(out)} == set(found["files"])
+    assert [one["quantity"] for one in found["networks"]] == ["ponder cost", "expected units"]
+    chosen = load_sample("test").random(3, seed=2)
+    maps = ponder_maps(load_model(psact)[0], chosen.images, seed=2)
+    one = found["networks"][1]
+    assert one["blocks"] == pytest.approx([float(block.mean()) for block in maps.blocks])
+    assert one["total"] == pytest.approx(sum(one["blocks"]))
+    assert [image["blocks"] for image in one["images"]] == maps.means()
+
+
+def test_files_are_drawn_and_what_is_none_is_told(run, tmp_path):
+    model = checkpoint(tmp_path)
+    Image.new("L", (100, 50), 9).save(tmp_path / "grey.jpg")
+    (tmp_path / "text.png").write_text("not an image")
+    files = [tmp_path / name for name in ("text.png", "grey.jpg", "missing.png")]
+    code, printed, err = run(*files, "--model", model, "--mode", "thresholded", "-o", tmp_path / "out")
+    assert code == 2
+    assert "PSACT, τ = 0.01: units run by block 2.00 2.00 2.00, sum 6.00" in printed
+    assert err.splitlines() == [
+        f"torchpact: {files[0]}: not an image",
+        f"torchpact: {files[2]}: no such file; the others are drawn",
+    ]
+    assert names(tmp_path / "out") == {f"maps{part}.{s}" for part in ("", "-blocks") for s in ("png", "pdf")}
+
+
+def test_without_any_image_that_can_be_read_nothing_is_drawn(run, tmp_path):
+    model = checkpoint(tmp_path)
+    code, printed, err = run(tmp_path / "missing.png", "--model", model, "-o", tmp_path / "out")
+    assert (code, printed, err) == (2, "", f"torchpact: {tmp_path / 'missing.png'}: no such file\n")
+    assert not (tmp_path / "out").exists()
+
+
+def test_random_takes_another_seed_every_time_and_tells_it(run, tmp_path):
+    model = checkpoint(tmp_path)
+    arguments = ("--model", model, "--count", 1, "--random", "-o", tmp_path / "out")
+    seeds = [run(*arguments)[1].splitlines()[-1] for _ in range(2)]
+    assert all(line.startswith("seed ") for line in seeds)
+    assert seeds[0] != seeds[1]
+
+
+def test_mistakes_are_told_in_one_line(run, tmp_path):
+    plain, psact = checkpoint(tmp_path, "plain"), checkpoint(tmp_path)
+    small = checkpoint(tmp_path / "small", image_size=16)
+    sequences = tmp_path / "parity.safetensors"
+    save_checkpoint(sequences, {}, {"config": {"task": "parity"}})
+    text = tmp_path / "text.safetensors"
+    text.write_text("not a checkpoint")
+    for arguments, message in (
+        ((), "--model"),
+        (("--model", tmp_path / "none"), "none: no such checkpoint"),
+        (("--model", text), "text.safetensors: not a readable checkpoint"),
+        (("--model", sequences), "expected a network for images, got one for sequences"),
+        (("--model", plain), "plain.safetensors: expected an adaptive network, got a plain one"),
+        (("--model", psact, "--model", small), "expected a network for images of 32 pixels, as"),
+        (("--model", psact, "--mode", "eager"), "got 'eager'"),
+        (("--model", psact, "--count", 0), "expected a count of 1 to 60, got 0"),
+        (("--model", psact, "--seed", -1), "expected seed to be an integer of at least 0, got -1"),
+        (("--model", psact, "--data", tmp_path), "test_batch.bin: no such file"),
+        ((*["a.png"] * 61, "--model", psact), "expected at most 60 images, got 61"),
+    ):
+        code, printed, err = run(*arguments, "-o", tmp_path / "out")
+        assert (code, printed) == (2, "")
+        assert message in err
+        assert err.startswith("torchpact: ")
+        assert err.count("\n") == 1
+    assert not (tmp_path / "out").exists()
+
+
+def test_it_has_help_with_an_example(run):
+    code, printed, _ = run("--help")
+    assert code == 0
+    assert "Example: torchpact maps photo.jpg" in printed
