@@ -6,7 +6,7 @@ claims themselves.
 
 import json
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -266,7 +266,11 @@ def _n(runs: list[Run]) -> str:
 def findings(archive: Archive, scale: Scale, seeds: list[int]) -> list[Finding]:
     """Judge every claim by the runs that are finished."""
     evidence = Evidence(archive, scale, seeds)
-    return [Finding(text, where, *judge(evidence)) for text, where, judge in CLAIMS]
+    found = [Finding(text, where, *judge(evidence)) for text, where, judge in CLAIMS]
+    if scale.images is None:
+        return found
+    # a few iterations on a few images show that it works, and nothing else
+    return [replace(f, verdict="not measured yet", measured=f"{scale.name}: {f.measured}") for f in found]
 
 
 def runs(scale: Scale, seeds: list[int]) -> list[Run]:
