@@ -127,8 +127,8 @@ def deploy(
     net = _uncompiled(model)
     if not isinstance(net, ResNet):
         raise TypeError(
-            f"expected a torchpact ResNet, got {type(net).__name__}; for a block of your own with one decision "
-            "an example there is torchpact.engines.CompactBlock"
+            f"expected a torchpact ResNet, got {type(net).__name__}; for a block of your own with a "
+            "decision an example there is torchpact.engines.CompactBlock"
         )
     names = _names(engines, example.device.type)
     blocks = [FoldedBlock(block, None if mode is None else as_mode(mode)) for block in net.blocks]
