@@ -108,3 +108,8 @@ def fold_norm(norm: nn.BatchNorm2d) -> tuple[Tensor, Tensor]:
     assert variance is not None
     scale = weight.detach().double() * torch.rsqrt(variance.double() + norm.eps)
     return scale, bias.detach().double() - mean.double() * scale
+
+
+def as_matrix(weight: Tensor) -> Tensor:
+    """Return the weights of a convolution as a matrix of (9 · inputs, outputs)."""
+    return weight.permute(2, 3, 1, 0).reshape(-1, len(weight)).contiguous()

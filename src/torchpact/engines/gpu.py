@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from torchpact.block import Ponder
-from torchpact.engines.folding import FoldedBlock, FoldedUnit, Runner, Unsupported
+from torchpact.engines.folding import FoldedBlock, FoldedUnit, Runner, Unsupported, as_matrix
 from torchpact.modes import Discrete, Thresholded
 from torchpact.relaxation import logistic_noise
 
@@ -46,7 +46,7 @@ class SparseGPUBlock:
         self.first = block.units[0]
         self.units = [_Unit(unit) for unit in block.units[1:]]
         self.heads = [
-            (_matrix(head.conv.weight.detach()).float().flatten(), head.linear)
+            (as_matrix(head.conv.weight.detach()).float().flatten(), head.linear)
             for head in block.heads[: len(self.units)]
             if head.conv is not None
         ]
@@ -130,7 +130,7 @@ class _Unit:
     """The weights of a unit as the kernels want them."""
 
     def __init__(self, unit: FoldedUnit) -> None:
-        self.weight1, self.weight2 = _matrix(unit.weight1), _matrix(unit.weight2)
+        self.weight1, self.weight2 = as_matrix(unit.weight1), as_matrix(unit.weight2)
         self.scale, self.shift, self.bias1 = (
             x.flatten().float().contiguous() for x in (unit.scale, unit.shift, unit.bias1)
         )
@@ -158,11 +158,6 @@ class _Decisions:
             cost=steps.float(),
             log_prob=self.log_q.unsqueeze(1) if isinstance(mode, Discrete) else None,
         )
-
-
-def _matrix(weight: Tensor) -> Tensor:
-    """Return the weights of a convolution as a matrix of (9 · inputs, outputs)."""
-    return weight.permute(2, 3, 1, 0).reshape(-1, len(weight)).contiguous()
 
 
 def _launch(kernel: Any, grid: tuple[int, ...]) -> Any:

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from torchpact.block import Ponder
-from torchpact.engines.folding import FoldedBlock, FoldedUnit, Runner, Unsupported
+from torchpact.engines.folding import FoldedBlock, FoldedUnit, Runner, Unsupported, as_matrix
 from torchpact.engines.ponder import make_ponder
 
 CHUNK = 4096  # pixels; 1024 is 4 to 8 % slower with 32 and 64 channels
@@ -36,8 +36,10 @@ class SparseBlock:
     def __init__(self, block: FoldedBlock) -> None:
         self.block = block.adaptive()
         self.first = block.units[0]
-        self.others = [(_matrix(u.weight1), u.bias1, _matrix(u.weight2), u) for u in block.units[1:]]
-        self.heads = [(_matrix(head.conv.weight.detach()), head.linear) for head in block.heads if head.conv]
+        self.others = [(as_matrix(u.weight1), u.bias1, as_matrix(u.weight2), u) for u in block.units[1:]]
+        self.heads = [
+            (as_matrix(head.conv.weight.detach()), head.linear) for head in block.heads if head.conv
+        ]
 
     @torch.no_grad()
     def __call__(self, u: Tensor) -> tuple[Tensor, Ponder | None]:
@@ -80,11 +82,6 @@ class SparseBlock:
             rows.index_add_(0, active, _convolve(middle_rows, width, active, matrix2))
         ponder = make_ponder(asked, block.max_steps, steps, mode)
         return state[:, 1:-1, 1:-1].permute(0, 3, 1, 2).contiguous(memory_format=torch.channels_last), ponder
-
-
-def _matrix(weight: Tensor) -> Tensor:
-    """Return the weights of a convolution as a matrix of (9 · inputs, outputs)."""
-    return weight.permute(2, 3, 1, 0).reshape(-1, len(weight)).contiguous()
 
 
 def _activate(target: Tensor, source: Tensor, unit: FoldedUnit) -> None:

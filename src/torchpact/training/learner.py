@@ -8,8 +8,8 @@ Where there is a process group, its processes share the work of each iteration; 
 """
 
 import importlib
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -22,31 +22,11 @@ from torchpact.models.resnet import ResNet, build
 from torchpact.objective import map_loss, reinforce_loss
 from torchpact.training import distributed
 from torchpact.training.algorithms import deterministic_algorithms, fastest_algorithms
+from torchpact.training.compiling import compiled, default_generator, many_kinds
 from torchpact.training.config import TrainConfig
 from torchpact.training.inputs import as_input, casting
 from torchpact.training.learns import Metrics
 from torchpact.training.state import check_same_tensors, collect, derived_seed, make_room
-
-
-def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Compile a function whose small kernels, where independent of each other, run as one."""
-    known = torch._inductor.list_options()
-    options: dict[str, Any] = {name: True for name in ("combo_kernels",) if name in known}
-    return torch.compile(function, fullgraph=True, options=options)
-
-
-def _default_generator(device: torch.device) -> torch.Generator:
-    torch.cuda.init()
-    index = torch.cuda.current_device() if device.index is None else device.index
-    generator: torch.Generator = torch.cuda.default_generators[index]
-    return generator
-
-
-def _many_kinds() -> AbstractContextManager[Any]:
-    """Let the compiler keep a version of the iteration for every kind of network trained in this process."""
-    limits = {"recompile_limit": 100, "accumulated_recompile_limit": 1000}
-    context: AbstractContextManager[Any] = torch._dynamo.config.patch(limits)
-    return context
 
 
 class Learner:
@@ -108,11 +88,11 @@ class Learner:
         self._rate = config.lr
         self._augment, self._objective = self._crop, self._forward
         if self.compile:
-            self._augment, self._objective = _compiled(self._crop), _compiled(self._forward)
+            self._augment, self._objective = compiled(self._crop), compiled(self._forward)
         self._graph: torch.cuda.CUDAGraph | None = None
         self.stream = torch.cuda.Stream(self.device) if self.capture else None
         # graphs read their seed when they run: one that several share would be overwritten by the next
-        self._noise = _default_generator(self.device).clone_state() if self.capture else None
+        self._noise = default_generator(self.device).clone_state() if self.capture else None
 
     def _make_optimizer(self) -> torch.optim.Optimizer:
         config = self.config
@@ -231,7 +211,7 @@ class Learner:
         torch.cuda.synchronize(self.device)  # weights may still be on their way, from another stream
         before = {name: value.clone() for name, value in self.state().items()}
         graph = torch.cuda.CUDAGraph()
-        with fastest_algorithms(), _many_kinds():
+        with fastest_algorithms(), many_kinds():
             for _ in range(3):
                 self._position.zero_()  # there may be fewer batches
                 self._iterate()
@@ -321,7 +301,7 @@ class Learner:
         if self.stream is None or self._noise is None:
             yield
             return
-        generator = _default_generator(self.device)
+        generator = default_generator(self.device)
         others = generator.graphsafe_get_state()
         generator.graphsafe_set_state(self._noise)
         try:
