@@ -1,6 +1,5 @@
 """CIFAR-10: fetched once, checked against the official md5, stored in the official binary layout."""
 
-import hashlib
 import os
 import shlex
 import shutil
@@ -28,6 +27,7 @@ from torchpact.data.files import (
     Progress,
     data_folder,
     download,
+    is_stored,
     os_errors_as_data_errors,
     read_checked,
     silent,
@@ -123,7 +123,7 @@ def fetch_cifar10(
     """
     folder, progress = _folder(root), progress or silent
     with os_errors_as_data_errors():
-        if all(_is_stored(folder, file) for file in files):
+        if all(is_stored(folder / file.name, file.size, file.md5) for file in files):
             return folder
         folder.mkdir(parents=True, exist_ok=True)
         if source is not None:
@@ -145,18 +145,9 @@ def _folder(root: str | os.PathLike[str] | None) -> Path:
     return data_folder("cifar10") if root is None else Path(root).expanduser()
 
 
-def _is_stored(folder: Path, file: BatchFile) -> bool:
-    path = folder / file.name
-    if not path.is_file() or path.stat().st_size != file.size:
-        return False
-    with path.open("rb") as stream:
-        digest = hashlib.file_digest(stream, lambda: hashlib.md5(usedforsecurity=False))
-    return digest.hexdigest() == file.md5
-
-
 def _store(source: Path, folder: Path, files: Sequence[BatchFile], progress: Progress) -> None:
     """Write what is not stored yet; every batch is checked before it takes its place."""
-    missing = [file for file in files if not _is_stored(folder, file)]
+    missing = [file for file in files if not is_stored(folder / file.name, file.size, file.md5)]
     progress("storing CIFAR-10", 0, len(missing))
     for done, (file, data) in enumerate(read_batches(source, missing, files), start=1):
         write_whole(folder / file.name, data)

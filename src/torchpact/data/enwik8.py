@@ -1,7 +1,6 @@
 """enwik8, the first 100 million bytes of an English Wikipedia: fetched once, checked by md5."""
 
 import gzip
-import hashlib
 import io
 import os
 import shlex
@@ -27,6 +26,7 @@ from torchpact.data.files import (
     check_size,
     data_folder,
     download,
+    is_stored,
     open_source,
     os_errors_as_data_errors,
     read_checked,
@@ -113,7 +113,7 @@ def fetch_enwik8(
     """
     folder, progress = _folder(root), progress or silent
     with os_errors_as_data_errors():
-        if _is_stored(folder / NAME, text):
+        if is_stored(folder / NAME, text.size, text.md5):
             return folder
         folder.mkdir(parents=True, exist_ok=True)
         if source is not None:
@@ -133,14 +133,6 @@ def fetch_enwik8(
 
 def _folder(root: str | os.PathLike[str] | None) -> Path:
     return data_folder(NAME) if root is None else Path(root).expanduser()
-
-
-def _is_stored(path: Path, text: Text) -> bool:
-    if not path.is_file() or path.stat().st_size != text.size:
-        return False
-    with path.open("rb") as stream:
-        digest = hashlib.file_digest(stream, lambda: hashlib.md5(usedforsecurity=False))
-    return digest.hexdigest() == text.md5
 
 
 def _store(source: Path, folder: Path, text: Text, progress: Progress) -> None:

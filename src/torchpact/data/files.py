@@ -72,6 +72,15 @@ def read_checked(path: Path, size: int, md5: str | None) -> bytes:
     return data
 
 
+def is_stored(path: Path, size: int, md5: str) -> bool:
+    """Whether a file is there, whole and unaltered; it is not read into memory at once."""
+    if not path.is_file() or path.stat().st_size != size:
+        return False
+    with path.open("rb") as stream:
+        digest = hashlib.file_digest(stream, lambda: hashlib.md5(usedforsecurity=False))
+    return digest.hexdigest() == md5
+
+
 @contextmanager
 def os_errors_as_data_errors() -> Iterator[None]:
     """Turn what the file system refuses into the one line that a user reads."""
