@@ -1,5 +1,7 @@
 """The kernels run in Triton's interpreter here; tests/test_gpu.py has them on a GPU."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -39,15 +41,15 @@ def test_chunks_of_pixels_end_anywhere(monkeypatch):
     x, weight = torch.randn(2, 16, 6, 7), torch.randn(16, 16, 3, 3)
     dy = torch.randn_like(x)
     expected = narrow_conv(x, weight), module._weight_gradient(x, dy)
-    monkeypatch.setattr(module, "PIXELS", 16)
-    monkeypatch.setattr(module, "CHUNK", 32)
-    monkeypatch.setattr(module, "STEP", 16)
+    monkeypatch.setitem(module.TILES, 16, (16, 1))
+    monkeypatch.setitem(module.CHUNKS, 16, (32, 16, 1))
     torch.testing.assert_close(narrow_conv(x, weight), expected[0])
     torch.testing.assert_close(module._weight_gradient(x, dy), expected[1], rtol=1e-5, atol=1e-4)
 
 
 def test_only_convolutions_that_fit_are_taken():
-    assert fits(nn.Conv2d(16, 16, 3, padding=1, bias=False))
+    for channels in ((16, 16), (32, 32), (64, 64), (3, 16)):
+        assert fits(nn.Conv2d(*channels, 3, padding=1, bias=False))
     for other in (
         nn.Conv2d(16, 16, 3, padding=1),
         nn.Conv2d(16, 16, 3, bias=False),
@@ -56,7 +58,7 @@ def test_only_convolutions_that_fit_are_taken():
         nn.Conv2d(16, 16, 3, padding=1, groups=2, bias=False),
         nn.Conv2d(16, 16, 3, padding=1, padding_mode="reflect", bias=False),
         nn.Conv2d(16, 32, 3, padding=1, bias=False),
-        nn.Conv2d(64, 64, 3, padding=1, bias=False),
+        nn.Conv2d(128, 128, 3, padding=1, bias=False),
         nn.Conv2d(16, 16, 1, bias=False),
     ):
         assert not fits(other)
@@ -67,6 +69,19 @@ def test_a_network_keeps_its_names_and_on_a_cpu_its_outputs():
     images = torch.randn(2, 3, 32, 32)
     names, expected = list(model.state_dict()), model(images)[0]
     with_narrow_convs(model)
-    assert sum(isinstance(m, NarrowConv2d) for m in model.modules()) == 10
+    assert sum(isinstance(m, NarrowConv2d) for m in model.modules()) == 1 + 10 + 9 + 9
     assert list(model.state_dict()) == names
     assert torch.equal(model(images)[0], expected)
+
+
+def test_a_stem_is_padded():
+    """On a CPU autocast is another's: what the layer would do on a GPU is called here as it would be."""
+    conv: Any = nn.Conv2d(3, 16, 3, padding=1, bias=False)
+    x = torch.randn(2, 3, 6, 6)
+    expected = conv(x)
+    gradient = torch.autograd.grad(expected.square().sum(), conv.weight)[0]
+    with_narrow_convs(conv)
+    y = conv.by_kernels(x, torch.float)
+    torch.testing.assert_close(y, expected, rtol=1e-5, atol=1e-4)
+    (found,) = torch.autograd.grad(y.square().sum(), conv.weight)
+    torch.testing.assert_close(found, gradient, rtol=1e-4, atol=1e-3)

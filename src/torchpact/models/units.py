@@ -33,8 +33,8 @@ class ResidualUnit(nn.Module):
     def forward(self, u: Tensor, gate: Tensor | None = None) -> Tensor:
         """Return u + f(u)·gate, in patches if the unit has a ``group``."""
         u = join_patches(u)
-        residual = self.conv1(F.relu(self.norm1(u)))
-        residual = self.conv2(F.relu(self.norm2(residual)))
+        residual = self.conv1(activated(self.norm1, u))
+        residual = self.conv2(activated(self.norm2, residual))
         u, residual = split_patches(self.shortcut(u), self.group), split_patches(residual, self.group)
         return u + (residual if gate is None else residual * gate)
 
@@ -73,7 +73,7 @@ class HaltingHead(nn.Module):
         u = join_patches(u)
         if self.conv is not None and self.norm is None and _by_products():
             # pooling is linear: its product rides along with those of the convolution
-            products = _project(u, torch.cat([self.conv.weight[0].flatten(1), self.linear.weight.t()], 1))
+            products = _project(u, stacked_rows(self.conv, self.linear))
             logits = _gather_taps(products[:, :9]) + products[:, 9:].mean((2, 3), keepdim=True)
             logits = logits + at_least_single(self.linear.bias)
         else:
@@ -82,9 +82,9 @@ class HaltingHead(nn.Module):
                 pooled = F.relu(self.pooled_norm(pooled))
             logits = at_least_single(self.linear(pooled.flatten(1)))[:, :, None, None]
             if self.conv is not None:
-                local = u if self.norm is None else F.relu(self.norm(u))
+                local = u if self.norm is None else activated(self.norm, u)
                 logits = _convolve(local, self.conv) + logits
-        return logits if self.group == 1 else split_patches(logits, self.group).mean((3, 5), keepdim=True)
+        return average_patches(logits, self.group)
 
 
 # A 3×3 convolution to a single channel leaves a GPU's matrix units idle: cuDNN's takes half as long as a
@@ -100,19 +100,29 @@ def _by_products() -> bool:
 def _convolve(u: Tensor, conv: nn.Conv2d) -> Tensor:
     """Convolve to a single channel; in single precision."""
     if _by_products():
-        return _gather_taps(_project(u, conv.weight[0].flatten(1)))
+        return _gather_taps(_project(u, _taps(conv)))
     return at_least_single(conv(u))
 
 
+def _taps(conv: nn.Conv2d) -> Tensor:
+    """The kernel of a convolution to a single channel, a row a tap: on a GPU it lies in memory like this."""
+    return conv.weight.permute(0, 2, 3, 1).flatten(0, 2)
+
+
+def stacked_rows(conv: nn.Conv2d, linear: nn.Linear) -> Tensor:
+    """The nine taps of the convolution and the weights of the mean, a row each."""
+    return torch.cat([_taps(conv), linear.weight])
+
+
 def _project(u: Tensor, weight: Tensor) -> Tensor:
-    """Multiply the channels of ``u`` by a (channels, n) matrix at every position; in single precision."""
+    """Multiply an (n, channels) matrix by the channels of ``u`` at every position; in single precision."""
     if u.is_contiguous(memory_format=torch.channels_last) and not u.is_contiguous():
-        # columns of zeros, to the eight that half precision on a GPU is fast in multiples of
-        columns = weight.size(1)
-        wide = F.pad(weight, (0, -columns % 8))
-        product = (u.permute(0, 2, 3, 1) @ wide)[..., :columns].permute(0, 3, 1, 2)
+        # rows of zeros, to the eight that half precision on a GPU is fast in multiples of
+        rows = weight.size(0)
+        wide = F.pad(weight, (0, 0, 0, -rows % 8))
+        product = F.linear(u.permute(0, 2, 3, 1), wide)[..., :rows].permute(0, 3, 1, 2)
     else:
-        product = (weight.t() @ u.flatten(2)).unflatten(2, u.shape[2:])
+        product = (weight @ u.flatten(2)).unflatten(2, u.shape[2:])
     return at_least_single(product)
 
 
@@ -138,9 +148,20 @@ def split_patches(x: Tensor, group: int) -> Tensor:
     return patches
 
 
+def average_patches(logits: Tensor, group: int) -> Tensor:
+    """Average within patches, which have one logit then."""
+    return logits if group == 1 else split_patches(logits, group).mean((3, 5), keepdim=True)
+
+
 def join_patches(x: Tensor) -> Tensor:
     """View patches as maps again; maps stay as they are."""
     return x.flatten(4).flatten(2, 3) if x.dim() == 6 else x
+
+
+def activated(norm: nn.BatchNorm2d, u: Tensor) -> Tensor:
+    """Normalise and rectify: at once, where the norm knows how to."""
+    at_once = getattr(norm, "activated", None)
+    return F.relu(norm(u)) if at_once is None else at_once(u)
 
 
 def make_norm(channels: int) -> nn.BatchNorm2d:

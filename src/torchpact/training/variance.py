@@ -18,7 +18,7 @@ def gradient_variance(learner: Learner, samples: int = 32) -> dict[str, float]:
     if learner.shared:
         raise ValueError("expected a single process to find the variance of gradients, got several")
     seed, iteration = learner.config.seed, learner.iteration
-    halting = [".halting." in name for name, _ in learner.model.named_parameters()]
+    halting = [".halting." in name for name in learner.learning()]
     found = {}
     with learner.undisturbed():
         batches = learner.order.batches_per_epoch
@@ -34,17 +34,35 @@ def gradient_variance(learner: Learner, samples: int = 32) -> dict[str, float]:
 
 def _variance(learner: Learner, batches: list[tuple[Tensor, Tensor]]) -> list[Tensor]:
     """The variance of every parameter's gradient over batches."""
-    first = learner.gradients(*batches[0])
+    gradients = _Captured(learner, *batches[0]) if learner.capture else learner.gradients
+    first = [g.clone() for g in gradients(*batches[0])]
     sums = [torch.zeros_like(g) for g in first]
     squares = [torch.zeros_like(g) for g in first]
     for batch in batches[1:]:
         # counted from the first, a small variance loses no digits to the mean
-        moved = [g - f for g, f in zip(learner.gradients(*batch), first, strict=True)]
-        for total, square, m in zip(sums, squares, moved, strict=True):
-            total += m
-            square.addcmul_(m, m)
+        moved = torch._foreach_sub(gradients(*batch), first)
+        torch._foreach_add_(sums, moved)
+        torch._foreach_addcmul_(squares, moved, moved)
     n = len(batches)
     return [(square - total.square() / n) / (n - 1) for total, square in zip(sums, squares, strict=True)]
+
+
+class _Captured:
+    """``learner.gradients`` as a CUDA graph, which takes a tenth of the time; overwrites what it returned."""
+
+    def __init__(self, learner: Learner, images: Tensor, labels: Tensor) -> None:
+        self.images, self.labels = images.clone(), labels.clone()
+        learner.gradients(self.images, self.labels)  # compiles, if need be
+        torch.cuda.synchronize(learner.device)
+        self.graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self.graph, stream=learner.stream):
+            self.gradients = learner.gradients(self.images, self.labels)
+
+    def __call__(self, images: Tensor, labels: Tensor) -> tuple[Tensor, ...]:
+        self.images.copy_(images)
+        self.labels.copy_(labels)
+        self.graph.replay()
+        return self.gradients
 
 
 def _mean(tensors: list[Tensor]) -> float:

@@ -1,0 +1,111 @@
+"""The kernels run in Triton's interpreter here; tests/test_gpu.py has them on a GPU."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+pytest.importorskip("triton", reason="needs Triton")
+
+from torchpact.models import psact_resnet32
+from torchpact.training import one_kernel_norm as module
+from torchpact.training.one_kernel_norm import OneKernelNorm, with_one_kernel_norms
+
+# on a GPU they are tested by tests/test_gpu.py, as compiled kernels want their tensors there
+pytestmark = pytest.mark.skipif(
+    torch.cuda.is_available(), reason="the interpreter is for machines without GPU"
+)
+
+
+def pair(channels, dtype=torch.float):
+    """A batch norm in mid-training, and its double in kernels."""
+    plain: Any = nn.BatchNorm2d(channels, eps=1e-3, momentum=0.1).to(dtype)
+    for tensor in (plain.weight, plain.bias, plain.running_mean):
+        nn.init.normal_(tensor)
+    nn.init.uniform_(plain.running_var, 0.5, 2)
+    ours = nn.BatchNorm2d(channels, eps=1e-3, momentum=0.1)
+    ours.load_state_dict(plain.state_dict())
+    with_one_kernel_norms(ours)
+    return plain, ours
+
+
+@pytest.mark.parametrize(
+    "shape", [(2, 16, 5, 7), (1, 16, 1, 2), (3, 48, 8, 8), (1, 64, 20, 33), (5, 16, 1, 9)]
+)
+@pytest.mark.parametrize("layout", [torch.channels_last, torch.contiguous_format])
+@pytest.mark.parametrize("tile", [64, 4096])
+def test_output_gradients_and_statistics_are_those_of_batch_norm(monkeypatch, shape, layout, tile):
+    monkeypatch.setattr(module, "TILE", tile)
+    monkeypatch.setattr(module, "PROGRAMS", 5)
+    plain, ours = pair(shape[1], torch.double)
+    x = (3 + 2 * torch.randn(shape)).to(memory_format=layout).requires_grad_()
+    dy = torch.randn(shape)
+    for turn in range(2):  # tickets are back for the second
+        wide = x.detach().double().requires_grad_()
+        expected = F.relu(plain(wide))
+        y = ours.by_kernels(x)
+        torch.testing.assert_close(y.double(), expected, rtol=1e-4, atol=1e-4)
+        found = torch.autograd.grad(y, (x, ours.weight, ours.bias), dy)
+        exact = torch.autograd.grad(expected, (wide, plain.weight, plain.bias), dy.double())
+        for one, two in zip(found, exact, strict=True):
+            torch.testing.assert_close(one.double(), two, rtol=1e-3, atol=1e-3)
+        assert ours.ticket == 0
+        assert ours.num_batches_tracked == turn + 1
+        for name in ("running_mean", "running_var"):
+            torch.testing.assert_close(
+                getattr(ours, name).double(), getattr(plain, name), rtol=1e-4, atol=1e-4
+            )
+
+
+def test_a_mean_far_from_zero_costs_no_digits():
+    plain, ours = pair(16, torch.double)
+    x = 1000 + torch.randn(4, 16, 8, 8)
+    for norm in (plain, ours):
+        nn.init.constant_(norm.running_mean, 990.0)
+    y, expected = ours.by_kernels(x), F.relu(plain(x.double()))
+    torch.testing.assert_close(y.double(), expected, rtol=1e-3, atol=1e-3)
+
+
+def test_half_precision():
+    plain, ours = pair(16)
+    x = torch.randn(2, 16, 9, 9).half().requires_grad_()
+    y, expected = ours.by_kernels(x), F.relu(plain(x.float()))
+    assert y.dtype == torch.half
+    torch.testing.assert_close(y.float(), expected, rtol=2e-3, atol=2e-3)
+    dy = torch.randn_like(y)
+    (found,), (exact,) = torch.autograd.grad(y, x, dy), torch.autograd.grad(expected, x, dy.float())
+    torch.testing.assert_close(found, exact, rtol=1e-2, atol=1e-2)
+
+
+def test_a_network_stays_what_it_is():
+    model, plain = psact_resnet32(mode="thresholded"), psact_resnet32(mode="thresholded")
+    with_one_kernel_norms(model)
+    assert all(type(m) is OneKernelNorm for m in model.modules() if isinstance(m, nn.BatchNorm2d))
+    model.load_state_dict(plain.state_dict())
+    assert model.state_dict().keys() == plain.state_dict().keys()
+    images = torch.randn(2, 3, 32, 32)
+    for net in (model, plain):
+        net.train()
+    torch.testing.assert_close(model(images)[0], plain(images)[0])
+    for net in (model, plain):
+        net.eval()
+    torch.testing.assert_close(model(images)[0], plain(images)[0])
+
+
+def test_compiled_it_is_one_graph_and_learns_the_same():
+    """The kernels themselves cannot be compiled here: the ops around them can."""
+    plain, ours = pair(16)
+    x = torch.randn(2, 16, 4, 4, requires_grad=True)
+    step = torch.compile(ours.by_kernels, fullgraph=True, backend="aot_eager")
+    y, expected = step(x), F.relu(plain(x))
+    torch.testing.assert_close(y, expected, rtol=1e-4, atol=1e-4)
+    dy = torch.randn_like(y)
+    torch.testing.assert_close(
+        torch.autograd.grad(y, (x, ours.weight), dy),
+        torch.autograd.grad(expected, (x, plain.weight), dy),
+        rtol=1e-3,
+        atol=1e-3,
+    )
+    torch.testing.assert_close(ours.running_var, plain.running_var)
