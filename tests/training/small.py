@@ -1,12 +1,14 @@
 """Small runs on real images, for the tests of training."""
 
+from typing import Any
+
 from torch.nn import functional as F
 
 from torchpact.data import Images, load_sample
 from torchpact.models import ResNetConfig
 from torchpact.training import TrainConfig, preset
 
-METHODS = ("plain", "relaxed", "reinforce", "act")
+METHODS = ("plain", "relaxed", "reinforce", "act", "random")
 
 
 def images(split="train", count=64, size=12):
@@ -18,7 +20,7 @@ def images(split="train", count=64, size=12):
 
 def config(method="relaxed", **settings) -> TrainConfig:
     network = ResNetConfig(units=2, adaptive=method != "plain", image_size=12, **settings.pop("network", {}))
-    defaults = {
+    defaults: dict[str, Any] = {
         "iterations": 12,
         "batch": 8,
         "log_every": 4,
@@ -26,4 +28,6 @@ def config(method="relaxed", **settings) -> TrainConfig:
         "checkpoint_every": 3,
         "tau": 0.05,
     }
+    if method == "random":
+        defaults["random_steps"] = (1.5, 1.3, 1.7)
     return preset("smoke", method=method, network=network, **(defaults | settings))

@@ -13,6 +13,7 @@ from tests.training.small import METHODS, config, images
 from torchpact.data import standardize
 from torchpact.models import ResNetConfig
 from torchpact.training import Trainer, TrainingError, evaluate, load_checkpoint, load_model, train_together
+from torchpact.training.state import derived_seed
 
 TEST = images("test", 40)
 
@@ -54,8 +55,9 @@ def test_a_run_leaves_its_files(tmp_path, method):
     }
     # what the checkpoint holds is what was validated last
     model, _ = load_model(tmp_path / "last.safetensors")
-    mode = "thresholded" if method != "plain" else "plain"
-    again = evaluate(model, TEST, None if method == "plain" else mode)
+    mode = {"plain": "plain", "random": "discrete"}.get(method, "thresholded")
+    seed = derived_seed(config(method).seed, "validation")
+    again = evaluate(model, TEST, None if method == "plain" else mode, seed=seed)
     assert again.accuracy == results[mode]["accuracy"]
     assert again.flops == results[mode]["flops"]
 

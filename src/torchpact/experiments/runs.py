@@ -89,7 +89,9 @@ class Run:
         parts = [f"resnet{6 * network.units + 2}", config.method]
         if config.schedule != usual.schedule:
             parts.append("strong")
-        if config.method != "plain":
+        if config.method == "random":
+            parts.append("steps" + "-".join(f"{steps:g}" for steps in config.random_steps))
+        elif config.method != "plain":
             parts.append(f"tau{config.tau:g}")
             for value, default, text in (
                 (network.per, usual.network.per, f"per-{network.per}"),
@@ -134,6 +136,17 @@ def adaptive(
     return Run(
         preset(scale.preset, method=method, network=config, tau=tau, seed=seed, **chosen),
         plain(scale, depth, seed) if warm else None,
+    )
+
+
+def by_lot(scale: Scale, depth: int, steps: tuple[float, ...], seed: int, **settings: Any) -> Run:
+    """ResNet-``depth`` with random decisions, so many ``steps`` on average, from the plain one's weights."""
+    network = ResNetConfig(units=scale.depths[depth])
+    few = tuple(min(value, network.units - 0.5) for value in steps)  # of smoke's shallow networks
+    chosen = scale.settings | settings | {"random_steps": few}
+    return Run(
+        preset(scale.preset, method="random", network=network, tau=0.0, seed=seed, **chosen),
+        plain(scale, depth, seed),
     )
 
 

@@ -11,7 +11,7 @@ from torchpact.experiments.archive import Archive
 from torchpact.experiments.gather import Spread, spread
 from torchpact.experiments.runs import Run, Scale
 
-_ORDER = ("plain", "relaxed", "reinforce", "act")
+_ORDER = ("plain", "relaxed", "reinforce", "act", "random")
 
 
 def runs(scale: Scale, seeds: list[int]) -> list[Run]:

@@ -8,7 +8,7 @@ from typing import Any
 from torchpact.experiments.archive import Archive
 from torchpact.experiments.gather import at_end, finished, inventory, over_seeds, spread
 from torchpact.experiments.plotting import canvas, draw_points, save
-from torchpact.experiments.runs import Run, Scale, adaptive, looks, plain
+from torchpact.experiments.runs import Run, Scale, adaptive, by_lot, looks, plain
 
 # Okabe and Ito's colours again, in an order for things that have none of their own
 _PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#888888")
@@ -44,8 +44,12 @@ def dead_units(scale: Scale, seeds: list[int]) -> Labelled:
     ]
 
 
+LOTS = {0.05: (1.26, 1.17, 1.99), 0.02: (3.63, 2.41, 2.61), 0.01: (4.25, 3.74, 4.0)}
+"""By τ, the steps that PSACT ResNet-32 took in each block in fast runs: random masks get as many."""
+
+
 def baselines(scale: Scale, seeds: list[int]) -> Labelled:
-    """PSACT against plain networks of fewer units, and against decisions an image."""
+    """PSACT against plain networks of fewer units, random decisions, and decisions an image."""
     often = looks(scale, 4)
     depths = (14, 20, 26, 32) if scale.name != "smoke" else (32,)
     taus = (0.05, 0.02, 0.01) if scale.name != "smoke" else (0.01,)
@@ -58,6 +62,9 @@ def baselines(scale: Scale, seeds: list[int]) -> Labelled:
             for tau in taus
             for seed in seeds
         ]
+    found += [
+        ("random decisions", by_lot(scale, 32, LOTS[tau], seed, **often)) for tau in taus for seed in seeds
+    ]
     return found
 
 
@@ -74,12 +81,14 @@ def heads(scale: Scale, seeds: list[int]) -> Labelled:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Variants to compare; ``modes`` are those to evaluate them in, where they have them."""
+    """Variants to compare; ``modes`` are those they are evaluated in."""
 
     name: str
     title: str
     labelled: Callable[[Scale, list[int]], Labelled]
-    modes: tuple[str, ...] = ("thresholded", "plain")
+    modes: tuple[str, ...] = ("thresholded", "plain", "discrete")
+    every: bool = False
+    """Whether in all of these modes, or in the first that a variant has."""
 
     def runs(self, scale: Scale, seeds: list[int]) -> list[Run]:
         """All that is compared."""
@@ -93,15 +102,16 @@ class Comparison:
         found = finished(wanted, archive)
         points: list[dict[str, Any]] = []
         for setting, group in found.items():
-            for mode in self.modes:
-                if all(mode in (archive.record(run) or {})["results"] for run in group):
-                    point: dict[str, Any] = {
-                        "label": labels[setting],
-                        "setting": setting,
-                        "mode": mode,
-                        "n": len(group),
-                    }
-                    points.append(point | at_end(group, archive, mode) | _steps(group, archive, mode))
+            known = [(archive.record(run) or {})["results"] for run in group]
+            modes = [mode for mode in self.modes if all(mode in results for results in known)]
+            for mode in modes if self.every else modes[:1]:
+                point: dict[str, Any] = {
+                    "label": labels[setting],
+                    "setting": setting,
+                    "mode": mode,
+                    "n": len(group),
+                }
+                points.append(point | at_end(group, archive, mode) | _steps(group, archive, mode))
         order = list(dict.fromkeys(labels.values()))
         with canvas(size=(6.2, 4.2)) as (figure, (axes,)):
             for label, mode in dict.fromkeys((p["label"], p["mode"]) for p in points):
@@ -109,9 +119,9 @@ class Comparison:
                 chosen.sort(key=lambda p: p["mflops"].mean)
                 style = {"marker": "s" if mode == "thresholded" else "o", "linestyle": "-"}
                 style |= {"color": _PALETTE[order.index(label) % len(_PALETTE)]}
-                if len(self.modes) > 1 and mode == "thresholded":
+                if self.every and mode == "thresholded":
                     style |= {"linestyle": ":"}
-                shown = label if mode in ("plain", self.modes[0]) else f"{label}, {mode}"
+                shown = f"{label}, {mode}" if self.every and mode != self.modes[0] else label
                 draw_points(axes, chosen, shown, **style)
             axes.set(xlabel="MFLOPs an image", ylabel="test accuracy, %")
             axes.set_title(f"{self.title}, {scale.name}: {over_seeds(found, wanted)}")
@@ -134,5 +144,5 @@ COMPARISONS = (
     Comparison("temperature", "PSACT ResNet-32, τ = 0.01", temperatures),
     Comparison("dead-units", "PSACT ResNet-32, τ = 0.01", dead_units),
     Comparison("baselines", "ResNets of up to 32 layers", baselines),
-    Comparison("sact-heads", "SACT ResNet-32", heads, modes=("act", "thresholded")),
+    Comparison("sact-heads", "SACT ResNet-32", heads, modes=("act", "thresholded"), every=True),
 )

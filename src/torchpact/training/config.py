@@ -8,7 +8,7 @@ from torchpact._checks import check_count, check_number
 from torchpact.models import ResNetConfig
 from torchpact.modes import ACT, MODES, Discrete, Mode, Relaxed
 
-Method = Literal["plain", "relaxed", "reinforce", "act"]
+Method = Literal["plain", "relaxed", "reinforce", "act", "random"]
 Precision = Literal["fp32", "bf16"]
 
 
@@ -17,10 +17,10 @@ class TrainConfig:
     """A run of the trainer, apart from where its files and data are.
 
     ``method`` is how the network learns: "plain" (no adaptive blocks), "relaxed" (eq. 27), "reinforce"
-    (eq. 26) or "act" (SACT, or ACT where the network decides per image). ``milestones`` are the shares
-    of ``iterations`` after which the learning rate is divided by ten, unless its ``schedule`` is a
-    cosine. The defaults are those of the
-    paper's supplement; :func:`preset` has others.
+    (eq. 26), "act" (SACT, or ACT where the network decides per image) or, to compare with, "random": the
+    network does not decide, decisions are drawn by lot. ``milestones`` are the shares of ``iterations``
+    after which the learning rate is divided by ten, unless its ``schedule`` is a cosine. The defaults are
+    those of the paper's supplement; :func:`preset` has others.
 
     >>> config = preset("fast", method="relaxed", tau=0.01)
     >>> config.iterations, config.optimizer, config.lr
@@ -35,6 +35,8 @@ class TrainConfig:
     temperature: float = 2 / 3
     clip: float = 0.01
     eps: float = 0.01
+    random_steps: tuple[float, ...] = ()
+    """How many steps to draw, on average, in each block of a network that does not decide."""
 
     iterations: int = 100_000
     batch: int = 128
@@ -96,6 +98,13 @@ class TrainConfig:
         if self.network.adaptive != (self.method != "plain"):
             kind = "a plain" if self.method == "plain" else "an adaptive"
             raise ValueError(f"expected {kind} network for the method {self.method}, got {self.network}")
+        wanted = 3 if self.method == "random" else 0
+        if len(self.random_steps) != wanted:
+            raise ValueError(
+                f"expected {wanted} random_steps for the method {self.method}, got {len(self.random_steps)}"
+            )
+        for steps in self.random_steps:
+            check_number("random_steps", steps, 1, self.network.units, open_low=True, open_high=True)
         for name in self.modes:
             if name not in MODES:
                 raise ValueError(f"expected modes among {', '.join(MODES)}; got {name!r}")
@@ -106,6 +115,7 @@ class TrainConfig:
         modes = {
             "relaxed": Relaxed(self.temperature, self.clip),
             "reinforce": Discrete(),
+            "random": Discrete(),
             "act": ACT(self.eps),
         }
         return modes.get(self.method)
@@ -117,7 +127,8 @@ class TrainConfig:
             return ()
         if self.validate_modes is not None:
             return self.validate_modes
-        return ("act", "thresholded") if self.method == "act" else ("relaxed", "discrete", "thresholded")
+        known = {"act": ("act", "thresholded"), "random": ("discrete",)}
+        return known.get(self.method, ("relaxed", "discrete", "thresholded"))
 
     def learning_rate(self, iteration: int) -> float:
         """The learning rate of an iteration, counted from 0."""
@@ -144,7 +155,7 @@ class TrainConfig:
         values = dict(values)
         if "network" in values:
             values["network"] = ResNetConfig(**values["network"])
-        for name in ("milestones", "validate_modes"):
+        for name in ("milestones", "validate_modes", "random_steps"):
             if values.get(name) is not None:
                 values[name] = tuple(values[name])
         return cls(**values)

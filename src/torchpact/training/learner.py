@@ -26,6 +26,7 @@ from torchpact.training.compiling import compiled, default_generator, many_kinds
 from torchpact.training.config import TrainConfig
 from torchpact.training.inputs import as_input, casting
 from torchpact.training.learns import Metrics
+from torchpact.training.lottery import decide_by_lot
 from torchpact.training.state import check_same_tensors, collect, derived_seed, make_room
 
 
@@ -59,13 +60,15 @@ class Learner:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(derived_seed(config.seed, "weights"))
             model = build(config.network, config.training_mode())
+        if config.method == "random":
+            decide_by_lot(model, config.random_steps)
         if self.shared:
             distributed.with_global_norms(model)
         memory = torch.channels_last if on_gpu else torch.contiguous_format
         self.model: ResNet = model.to(self.device, memory_format=memory)  # type: ignore[call-overload]
         if self.compile and config.precision == "bf16":
-            # its kernels need Triton, which comes with torch for CUDA but not for CPUs
-            importlib.import_module("torchpact.training.narrow_conv").with_narrow_convs(self.model)
+            # they need Triton, which comes with torch for CUDA but not for CPUs
+            importlib.import_module("torchpact.training.kernels").with_own_kernels(self.model)
         self.baseline = EMABaseline(config.baseline_decay).to(self.device)
         self.lr = torch.tensor(config.lr, device=self.device) if self.capture else config.lr
         self.optimizer = self._make_optimizer()
@@ -252,9 +255,13 @@ class Learner:
 
     @torch.enable_grad()
     def gradients(self, images: Tensor, labels: Tensor) -> tuple[Tensor, ...]:
-        """The gradients of the loss of a batch, parameter by parameter, with fresh noise in the network."""
+        """The gradients of the loss of a batch, one for each of those that learn, with fresh noise."""
         loss, _ = self._objective(images, labels)
-        return torch.autograd.grad(loss, list(self.model.parameters()))
+        return torch.autograd.grad(loss, list(self.learning().values()))
+
+    def learning(self) -> dict[str, nn.Parameter]:
+        """The parameters that learn, by name."""
+        return {name: p for name, p in self.model.named_parameters() if p.requires_grad}
 
     @property
     def pace(self) -> tuple[str, int]:
