@@ -7,13 +7,13 @@ import matplotlib.pyplot as plt
 import torch
 
 import torchpact as tp
-from torchpact import demo
+from torchpact import newton
 
 IMAGES = Path(__file__).parent / "images"
 
 
 def overview() -> None:
-    """Left: the paper's figure 2, and PACT's cost beside it. Right: what the demo learns."""
+    """Left: the paper's figure 2, and PACT's cost beside it. Right: what Newton's iteration learns."""
     figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.4), layout="constrained")
 
     h1 = torch.linspace(0, 1, 4001, dtype=torch.double)
@@ -27,9 +27,9 @@ def overview() -> None:
     left.legend(frameon=False, fontsize=8, loc="upper right")
 
     torch.manual_seed(0)
-    block = demo.make_block()
-    demo.train(block)
-    result = demo.compare(block)
+    block = newton.make_block()
+    newton.train(block)
+    result = newton.compare(block)
     order = result.log_x.argsort()
     x = result.log_x[order].exp()
     right.plot(x, result.map_steps[order], color="0.75", linewidth=6, label="exact MAP solution")

@@ -4,6 +4,9 @@ A table stands between `<!-- table: NAME ARGUMENTS -->` and `<!-- end -->` in a 
 
     claims SCALE       what the paper says it found, judged by the finished runs of a scale
     summary SCALE      all finished runs of a scale, seeds together
+    sequences SCALE EXPERIMENT MEASURE   settings of an experiment on sequences, seeds together
+    beyond SCALE EXPERIMENT              those tested on more than they were trained on
+    zoo                the pretrained networks, as their cards have them
     csv FILE COLUMNS   a CSV file, such as benchmarks leave; some of its columns, if named
 
 Figures of the reproduction that pages show are copied to docs/images.
@@ -16,11 +19,16 @@ from collections.abc import Callable
 from pathlib import Path
 
 from torchpact._files import write_whole
-from torchpact.experiments import SCALES, Archive, claims, summary
+from torchpact.experiments import EXPERIMENTS, SCALES, Archive, claims, rnn_tables, summary
+from torchpact.experiments.rnn_figures import Point
+from torchpact.experiments.rnn_runs import SequenceRun
+from torchpact.model_card import title
+from torchpact.models import zoo
+from torchpact.training import TrainConfig
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-FIGURE = re.compile(r"images/(fig\d[\w-]*\.png)")
+FIGURE = re.compile(r"images/((?:fig\d|rnn)[\w-]*\.png)")
 REGION = re.compile(r"(<!-- table: (?P<what>[^>]*?) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
@@ -31,6 +39,38 @@ def claims_table(scale: str) -> str:
 
 def summary_table(scale: str) -> str:
     return summary.markdown(summary.rows(_archive(scale)))
+
+
+def sequence_table(arguments: str) -> str:
+    scale, name, measure = arguments.split()
+    return rnn_tables.markdown(_points(scale, name), measure)
+
+
+def beyond_table(arguments: str) -> str:
+    return rnn_tables.markdown_beyond(_points(*arguments.split()))
+
+
+def _points(scale: str, name: str) -> list[Point]:
+    chosen, experiment = SCALES[scale], EXPERIMENTS[name]
+    runs = [run for run in experiment.runs(chosen, experiment.seeds(chosen)) if isinstance(run, SequenceRun)]
+    return rnn_tables.points(runs, _archive(scale))
+
+
+def zoo_table(arguments: str) -> str:
+    """Each network in the mode it is deployed in, or trained in where that is ACT."""
+    lines = [["network", "name", "mode", "test accuracy", "MFLOPs an image", "of the plain one"]]
+    lines.append(["---"] * len(lines[0]))
+    entries = zoo.entries()
+    plain = {e.network.units: e.card["results"]["plain"]["flops"] for e in entries if not e.network.adaptive}
+    for entry in entries:
+        results = entry.card["results"]
+        mode = "act" if "act" in results else [*results][-1]
+        m = results[mode]
+        share = f"{m['flops'] / plain[entry.network.units]:.0%}" if entry.network.units in plain else ""
+        name = title(TrainConfig.from_dict(entry.config))
+        flops = f"{m['flops'] / 1e6:.1f}"
+        lines.append([name, f"`{entry.name}`", mode, f"{m['accuracy']:.2%}", flops, share])
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
 def csv_table(arguments: str) -> str:
@@ -46,6 +86,9 @@ def csv_table(arguments: str) -> str:
 TABLES: dict[str, Callable[[str], str]] = {
     "claims": claims_table,
     "summary": summary_table,
+    "sequences": sequence_table,
+    "beyond": beyond_table,
+    "zoo": zoo_table,
     "csv": csv_table,
 }
 

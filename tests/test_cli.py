@@ -6,7 +6,8 @@ import pytest
 import torch
 
 import torchpact as tp
-from torchpact import cli, demo
+from torchpact import cli, newton
+from torchpact.training.checkpoint import load_model
 
 
 def run(monkeypatch, *arguments):
@@ -16,8 +17,8 @@ def run(monkeypatch, *arguments):
     return exit_.value.code or 0
 
 
-def test_demo_learns_the_exact_answer(monkeypatch, capsys):
-    assert run(monkeypatch, "demo", "--json") == 0
+def test_newtons_iteration_learns_the_exact_answer(monkeypatch, capsys):
+    assert run(monkeypatch, "demo", "--newton", "--json") == 0
     result = json.loads(capsys.readouterr().out)
     assert result["agreement"] > 0.97
     objective = result["objective"]
@@ -25,8 +26,8 @@ def test_demo_learns_the_exact_answer(monkeypatch, capsys):
     assert objective["thresholded"] < 0.75 * objective["fixed"]
 
 
-def test_demo_prints_tables_for_people(monkeypatch, capsys):
-    assert run(monkeypatch, "demo", "--iterations", "3") == 0
+def test_newtons_iteration_prints_tables_for_people(monkeypatch, capsys):
+    assert run(monkeypatch, "demo", "--newton", "--iterations", "3") == 0
     shown = capsys.readouterr().out
     assert "exact MAP" in shown
     assert "of the inputs" in shown
@@ -34,13 +35,13 @@ def test_demo_prints_tables_for_people(monkeypatch, capsys):
 
 def test_exact_map_solution_of_the_demo_is_the_best_of_all_fixed_choices():
     torch.manual_seed(0)
-    result = demo.compare(demo.make_block(), count=200)
+    result = newton.compare(newton.make_block(), count=200)
     for x, z in zip(result.log_x[:20], result.map_steps[:20], strict=True):
         u, guess, prices = x.exp().item(), 1.0, []
-        for turn in range(1, demo.MAX_STEPS + 1):
+        for turn in range(1, newton.MAX_STEPS + 1):
             guess = (guess + u / guess) / 2
             error = torch.tensor(guess / u**0.5).log()
-            prices.append(torch.log1p((error / 0.01) ** 2).item() + demo.TAU * turn)
+            prices.append(torch.log1p((error / 0.01) ** 2).item() + newton.TAU * turn)
         assert prices[z - 1] == pytest.approx(min(prices), abs=1e-3)
 
 
@@ -48,6 +49,12 @@ def test_exact_map_solution_of_the_demo_is_the_best_of_all_fixed_choices():
     ("arguments", "message"),
     [
         (["demo", "--tau", "-1"], "expected tau in [0, inf), got -1.0"),
+        (["demo", "--newton", "--tau", "-1"], "expected tau in [0, inf), got -1.0"),
+        (["zoo", "show", "vgg"], "expected a network of the zoo among resnet32-plain"),
+        (
+            ["zoo", "add", "nowhere", "--name", "a", "--data", "sample"],
+            "nowhere: expected the folder of a run",
+        ),
         (["demo", "--iterations", "0"], "expected iterations to be an integer of at least 1, got 0"),
         (["demo", "--seed", "-3"], "expected seed to be an integer of at least 0, got -3"),
         (
@@ -74,9 +81,41 @@ def test_no_arguments_show_the_help(monkeypatch, capsys):
 
 
 def test_every_command_has_help_with_an_example(monkeypatch, capsys):
-    for command in ("demo",):
+    for command in ("demo", "report", "zoo"):
         assert run(monkeypatch, command, "--help") == 0
         assert f"Example: torchpact {command}" in capsys.readouterr().out
+
+
+def test_zoo_lists_names_accuracies_and_cards(monkeypatch, capsys):
+    assert run(monkeypatch, "zoo") == 0
+    assert "resnet32-tau0.01" in capsys.readouterr().out
+    assert run(monkeypatch, "zoo", "--json") == 0
+    listed = {entry["name"]: entry for entry in json.loads(capsys.readouterr().out)}
+    assert listed["resnet32-plain"]["results"]["plain"]["images"] == 10_000
+    assert run(monkeypatch, "zoo", "show", "resnet32-plain") == 0
+    accuracy = listed["resnet32-plain"]["results"]["plain"]["accuracy"]
+    assert f"| plain | {accuracy:.2%} |" in capsys.readouterr().out
+
+
+def test_a_name_of_the_zoo_can_stand_for_a_checkpoint(monkeypatch, capsys, tmp_path):
+    name = "resnet32-tau0.01"
+    assert run(monkeypatch, "maps", "--model", name, "--count", "1", "-o", str(tmp_path), "--json") == 0
+    assert json.loads(capsys.readouterr().out)["networks"][0]["title"] == "PSACT, τ = 0.01"
+
+
+def test_demo_leaves_runs_maps_and_a_report(monkeypatch, capsys, tmp_path):
+    arguments = ("demo", "--iterations", "2", "-o", str(tmp_path), "--json")
+    assert run(monkeypatch, *arguments) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert set(found["results"]) == {"plain", "relaxed", "discrete", "thresholded"}
+    assert found["results"]["plain"]["accuracy"] > 0.85
+    assert (tmp_path / "report.html").stat().st_size > 100_000
+    assert (tmp_path / "maps.png").exists()
+    trained, _ = load_model(tmp_path / "adaptive" / "last.safetensors")
+    assert trained.config.adaptive
+    again = tmp_path / "again.html"
+    assert run(monkeypatch, "report", str(tmp_path / "adaptive"), "--no-timing", "-o", str(again)) == 0
+    assert again.exists()
 
 
 def test_module_runs_as_a_program():

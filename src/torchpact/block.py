@@ -12,7 +12,7 @@ from torchpact._callables import as_module, as_modules, is_gated, is_indexed
 from torchpact._checks import at_least_single, check_count, readable
 from torchpact._state import State
 from torchpact.halting import _steps_from_survival, iteration_index
-from torchpact.modes import Mode, Relaxed, as_mode
+from torchpact.modes import Mode, Relaxed, Thresholded, as_mode
 
 
 class Ponder(NamedTuple):
@@ -28,6 +28,9 @@ class Ponder(NamedTuple):
 
     Where steps take the gate, h after halting is that of a frozen state, so that N is the paper's eq. 24
     given the masks that were drawn; it is E[z] exactly for plain steps only.
+
+    A block that keeps no ``details`` (see :class:`use_mode`) leaves NaN in ``probs`` and ``expected_steps``
+    then, of which a single number is stored.
 
     ``log_prob`` is None outside Discrete mode, which ``torch.func.vmap`` cannot return: let the function
     under it return the fields it needs. Heads that give NaN are not refused; NaN shows in ``probs``.
@@ -110,6 +113,9 @@ class AdaptiveBlock(nn.Module):
     >>> output, ponder = block(torch.randn(4, 8), mode="thresholded")
     """
 
+    details: bool
+    """Whether probabilities are kept where only decisions count; see :class:`use_mode`."""
+
     def __init__(
         self,
         steps: Callable[..., State] | Iterable[Callable[..., State]],
@@ -141,6 +147,7 @@ class AdaptiveBlock(nn.Module):
         self.steps = nn.ModuleList(step_list)
         self.halting = nn.ModuleList(head_list)
         self.mode = Relaxed() if mode is None else as_mode(mode)
+        self.details = True
 
     def extra_repr(self) -> str:
         """Return the settings for ``print(block)``."""
@@ -150,11 +157,16 @@ class AdaptiveBlock(nn.Module):
         """Run the block on ``u``; ``context`` goes to every step as further arguments."""
         mode = self.mode if mode is None else as_mode(mode)
         learning = torch.is_grad_enabled()
-        trace = self._iterate(u, context, mode, skips=mode.leaves and not learning)
+        keep = self.details or learning or not isinstance(mode, Thresholded)
+        trace = self._iterate(u, context, mode, mode.leaves and not learning, keep)
+        if not keep:
+            return trace.output, self._decisions(trace.steps)
         return trace.output, self._ponder(trace.asked, trace.remaining, trace.steps, mode, learning)
 
-    def _iterate(self, u: State, context: tuple[Any, ...], mode: Mode, skips: bool) -> Trace:
-        """Run the loop; with ``skips``, no further than somebody is active."""
+    def _iterate(
+        self, u: State, context: tuple[Any, ...], mode: Mode, skips: bool, keep: bool = True
+    ) -> Trace:
+        """Run the loop; with ``skips``, no further than somebody is active. Logits are kept if asked for."""
         learning = torch.is_grad_enabled()
         u = self._advance(0, u, None, context, freeze=False)
         logits = self._ask(0, u)
@@ -164,7 +176,9 @@ class AdaptiveBlock(nn.Module):
         alone = logits.shape == _state.per_example(logits)
         freeze = mode.hard and (self._heeds_gate or (alone and not learning))
         remaining = torch.ones_like(logits)
-        steps = torch.ones_like(logits, dtype=torch.long)
+        # what is held while a step runs adds to the peak of memory
+        small = torch.uint8 if self.max_steps < 256 and not learning else torch.long
+        steps = torch.ones_like(logits, dtype=small)
         asked: list[Tensor] = []
         output: State | None = None
         for index in range(1, self.max_steps):
@@ -172,7 +186,8 @@ class AdaptiveBlock(nn.Module):
                 logits = self._ask(index - 1, u, like=remaining)
             if skips:
                 logits = torch.where(remaining > 0, logits, torch.inf)
-            asked.append(logits)
+            if keep:
+                asked.append(logits)
             weight, remaining = mode.halt(remaining, logits)
             if not freeze:
                 output = _state.accumulate(output, u, weight, mode.hard)
@@ -181,9 +196,12 @@ class AdaptiveBlock(nn.Module):
             if skips and readable(open_gate) and not open_gate.any():
                 break
             steps = steps + open_gate
+            if mode.hard and not learning:
+                remaining = gate  # which it equals
+            del logits, weight, open_gate
             u = self._advance(index, u, gate, context, freeze)
         output = u if freeze else _state.accumulate(output, u, remaining, mode.hard)
-        return Trace(_state.like(output, u), asked, remaining, steps)
+        return Trace(_state.like(output, u), asked, remaining, steps.long())
 
     @property
     def _heeds_gate(self) -> bool:
@@ -239,8 +257,9 @@ class AdaptiveBlock(nn.Module):
     def _ponder(self, asked: list[Tensor], like: Tensor, steps: Tensor, mode: Mode, learning: bool) -> Ponder:
         always = torch.full_like(like, torch.inf)
         logits = torch.stack(asked + [always] * (self.max_steps - len(asked)))
-        probs = torch.sigmoid(logits)
+        asked.clear()
         expected = _steps_from_survival(torch.sigmoid(-logits[:-1]), 0)
+        probs = torch.sigmoid(logits)
         known = learning or not mode.hard
         return Ponder(
             probs=probs,
@@ -250,9 +269,20 @@ class AdaptiveBlock(nn.Module):
             log_prob=mode.log_prob(logits, steps),
         )
 
+    def _decisions(self, steps: Tensor) -> Ponder:
+        """Return a ponder that holds the decisions only."""
+        cost = steps.float()
+        unknown = torch.full((), torch.nan, device=steps.device)
+        return Ponder(
+            unknown.expand(self.max_steps, *steps.shape), steps, unknown.expand(steps.shape), cost, None
+        )
+
 
 class use_mode:
     """Set the mode of every adaptive block below ``model``; in a ``with`` statement, for its duration.
+
+    Without ``details`` a thresholded run without gradients keeps ``steps`` and ``cost`` of the ponder only:
+    the probabilities of all pixels can take more memory than the maps of a network of few channels do.
 
     >>> block = AdaptiveBlock(nn.Tanh(), nn.Linear(8, 1), max_steps=3)
     >>> with use_mode(block, "thresholded"):
@@ -262,18 +292,19 @@ class use_mode:
     Relaxed(temperature=0.666..., clip=0.01)
     """
 
-    def __init__(self, model: nn.Module, mode: Mode | str) -> None:
-        self._model, self._mode = model, as_mode(mode)
-        self._before: list[tuple[AdaptiveBlock, Mode]] = []
+    def __init__(self, model: nn.Module, mode: Mode | str, *, details: bool = True) -> None:
+        self._model, self._wanted = model, (as_mode(mode), details)
+        self._before: list[tuple[AdaptiveBlock, Mode, bool]] = []
         self._set()
 
     def _set(self) -> None:
-        self._before = [(m, m.mode) for m in self._model.modules() if isinstance(m, AdaptiveBlock)]
-        for block, _ in self._before:
-            block.mode = self._mode
+        blocks = [m for m in self._model.modules() if isinstance(m, AdaptiveBlock)]
+        self._before = [(block, block.mode, block.details) for block in blocks]
+        for block in blocks:
+            block.mode, block.details = self._wanted
 
     def __enter__(self) -> nn.Module:
-        if any(block.mode != self._mode for block, _ in self._before):  # entered again
+        if any((block.mode, block.details) != self._wanted for block, _, _ in self._before):  # entered again
             self._set()
         return self._model
 
@@ -283,5 +314,5 @@ class use_mode:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        for block, mode in self._before:
-            block.mode = mode
+        for block, mode, details in self._before:
+            block.mode, block.details = mode, details

@@ -7,12 +7,15 @@ import torch
 import typer
 
 import torchpact
+from torchpact.commands.bench import bench
 from torchpact.commands.data import app as data
 from torchpact.commands.demo import demo
 from torchpact.commands.evaluate import evaluate
 from torchpact.commands.maps import maps
+from torchpact.commands.report import report
 from torchpact.commands.reproduce import reproduce
 from torchpact.commands.train import train
+from torchpact.commands.zoo import app as zoo
 from torchpact.training import TrainingError
 
 app = typer.Typer(
@@ -66,8 +69,11 @@ app.command()(demo)
 app.command()(train)
 app.command()(evaluate)
 app.command()(maps)
+app.command()(bench)
+app.command()(report)
 app.command()(reproduce)
 app.add_typer(data, name="data")
+app.add_typer(zoo, name="zoo")
 
 
 if __name__ == "__main__":

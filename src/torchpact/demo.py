@@ -1,114 +1,170 @@
-"""A first example: an iteration that learns when to stop, and the exact answer to compare with.
+"""A trained network made adaptive in a minute: what ``torchpact demo`` does, short enough to copy.
 
-Newton's iteration for the square root, u ← (u + x/u)/2 from u = 1, doubles its digits at every turn once
-it is close, and merely halves its guess before: how many turns an input needs depends on it.
-Nothing of that is told to the halting head. It sees the state, is charged ``tau`` a turn, and learns to
-stop. Because the iteration itself has no parameters the best z for each input, the MAP solution, can be
-found by trying them all.
+The plain network is the teacher. Its adaptive copy has fresh halting heads, and learns two things at once on
+a small sample of images: to give the teacher's answers, and not to pay for what it can do without. In the
+end the decisions stay as they are, and the units learn to make the best of them.
 """
 
-import math
-from collections.abc import Callable
-from dataclasses import dataclass
+import json
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
-from torchpact.block import AdaptiveBlock
+from torchpact._files import write_whole
+from torchpact.block import use_mode
+from torchpact.data import Images, augment
+from torchpact.models import ResNet, ResNetConfig, build, warm_start
 from torchpact.objective import map_loss
+from torchpact.training import TrainConfig
+from torchpact.training.checkpoint import save_checkpoint
+from torchpact.training.inputs import as_input
+from torchpact.training.run_files import Event, RunFiles
 
-MAX_STEPS = 10
-TAU = 0.3
+SOFTNESS = 2.0
+"""The temperature at which answers are compared: it makes the teacher's doubts heard."""
 
+HEAD_RATE = 0.005
+"""The learning rate of halting heads, which start from nothing; the rest has that of the configuration."""
 
-def newton(u: Tensor) -> Tensor:
-    """One iteration, on the state (log of the guess, log of the root, log of how far the guess moved)."""
-    guess, root, _ = u.unbind(-1)
-    better = torch.logaddexp(guess, 2 * root - guess) - math.log(2)
-    return torch.stack([better, root, ((better - guess).abs() + 1e-6).log()], -1)
+WARM_UP = 0.2
+"""The share of training over which the heads' learning rate rises, while units get used to halting."""
 
-
-def nll(u: Tensor) -> Tensor:
-    """The price of an error: nothing much below one percent, then growing with its logarithm."""
-    return torch.log1p(((u[..., 0] - u[..., 1]) / 0.01) ** 2)
-
-
-def make_block() -> AdaptiveBlock:
-    """The iteration, with a small head that all turns share."""
-    head = nn.Sequential(nn.Linear(3, 32), nn.Tanh(), nn.Linear(32, 1))
-    return AdaptiveBlock(newton, head, max_steps=MAX_STEPS)
+SETTLED = 0.5
+"""The share of training after which heads stay as they are and decide by threshold, as they will in use."""
 
 
-def states(log_x: Tensor) -> Tensor:
-    """The state to start from: a guess of 1 for the root of each x."""
-    return torch.stack([torch.zeros_like(log_x), log_x / 2, torch.zeros_like(log_x)], -1)
+def configure(tau: float, iterations: int, seed: int, teacher: ResNetConfig) -> TrainConfig:
+    """What the demo trains, in the words of the trainer."""
+    network = replace(teacher, adaptive=True, halting_norm=True, halting_bias=-1.0)
+    return TrainConfig(
+        network=network,
+        method="relaxed",
+        tau=tau,
+        iterations=iterations,
+        batch=32,
+        optimizer="adam",
+        lr=5e-4,
+        weight_decay=0.0,
+        seed=seed,
+        log_every=10,
+    )
 
 
-def draw(count: int) -> Tensor:
-    """Inputs from 1/10,000 to 10,000, uniform on the log scale; returns log x."""
-    return torch.empty(count).uniform_(-math.log(1e4), math.log(1e4))
+def make_adaptive(plain: ResNet, config: TrainConfig) -> ResNet:
+    """Return an adaptive copy of a plain network, with halting heads that see no difference yet."""
+    torch.manual_seed(config.seed)
+    model = warm_start(build(config.network, config.training_mode()), plain)
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if ".halting." in name and weight.dim() > 1:
+                weight.mul_(0.1)
+    return model
 
 
 def train(
-    block: AdaptiveBlock,
-    iterations: int = 500,
-    tau: float = TAU,
-    progress: Callable[[int, float], None] = lambda iteration, steps: None,
+    model: ResNet,
+    teacher: ResNet,
+    data: Images,
+    config: TrainConfig,
+    report: Callable[[Event], None] = lambda event: None,
 ) -> None:
-    """Minimise the MAP objective in relaxed mode."""
-    optimizer = torch.optim.Adam(block.parameters(), lr=0.03)
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, iterations)
-    for iteration in range(iterations):
-        output, ponder = block(states(draw(256)))
-        loss = map_loss(nll(output), ponder, tau)
+    """Teach an adaptive network to answer as its teacher does, at τ a unit."""
+    heads = [p for name, p in model.named_parameters() if ".halting." in name]
+    others = [p for name, p in model.named_parameters() if ".halting." not in name]
+    optimizer = torch.optim.Adam([{"params": heads}, {"params": others}], betas=(0.9, 0.99))
+    _keep_statistics(model)
+    model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    teacher.eval().to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    started, sums = time.monotonic(), []
+    for iteration, (images, labels) in enumerate(_batches(data, config)):
+        share = iteration / config.iterations
+        if share >= SETTLED:
+            use_mode(model.eval(), "thresholded")
+        for group, rate in zip(optimizer.param_groups, learning_rates(share, config.lr), strict=True):
+            group["lr"] = rate
+        with torch.no_grad():
+            wanted, _ = teacher(images)
+        logits, ponders = model(images)
+        # once decisions are made, units need not make halting easier
+        loss = map_loss(disagreement(logits, wanted), ponders, config.tau if share < SETTLED else 0.0)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        schedule.step()
-        progress(iteration + 1, ponder.expected_steps.mean().item())
+        right = (logits.argmax(1) == labels).float().mean()
+        sums.append([loss.item(), right.item(), *(p.expected_steps.mean().item() for p in ponders)])
+        done = iteration + 1
+        if done % config.log_every == 0 or done == config.iterations:
+            loss_mean, accuracy, *steps = torch.tensor(sums).mean(0).tolist()
+            sums.clear()
+            seconds = time.monotonic() - started
+            event: Event = {"kind": "train", "iteration": done, "seconds": seconds}
+            event |= {"images_per_second": done * config.batch / seconds, "loss": loss_mean}
+            report(event | {"accuracy": accuracy, "expected_steps": steps})
+    model.eval()
 
 
-@dataclass(frozen=True)
-class Comparison:
-    """The learned stopping rule beside the exact MAP solution, on inputs not trained on."""
+def learning_rates(share: float, rate: float) -> tuple[float, float]:
+    """Those of halting heads and of the rest, after a share of training.
 
-    log_x: Tensor
-    steps: Tensor
-    """Turns the thresholded block takes."""
-    map_steps: Tensor
-    """Turns that minimise nll + τ z, by trying all."""
-    objective: dict[str, float]
-    """Mean of nll + τ z: by mode, for the MAP solution, and for the best fixed number of turns."""
-    mean_steps: dict[str, float]
-    fixed_steps: int
-    """The best fixed number of turns."""
-
-    @property
-    def agreement(self) -> float:
-        """The share of inputs where the learned rule stops exactly at the MAP solution."""
-        return (self.steps == self.map_steps).double().mean().item()
+    >>> learning_rates(0.1, rate=0.01), learning_rates(0.7, rate=0.01)
+    ((0.0025, 0.01), (0.0, 0.006))
+    """
+    heads = HEAD_RATE * min(1.0, share / WARM_UP, 2 * max(0.0, 1 - share / SETTLED))
+    return heads, round(rate * min(1.0, 2 * (1 - share)), 12)
 
 
-@torch.no_grad()
-def compare(block: AdaptiveBlock, count: int = 10_000, tau: float = TAU) -> Comparison:
-    """Run a trained block in three modes, and every number of turns by hand."""
-    log_x = draw(count)
-    u = states(log_x)
-    objective: dict[str, float] = {}
-    mean_steps: dict[str, float] = {}
-    for mode in ("relaxed", "discrete", "thresholded"):
-        output, ponder = block(u, mode=mode)
-        objective[mode] = map_loss(nll(output), ponder, tau).item()
-        mean_steps[mode] = ponder.cost.double().mean().item()
-    steps = ponder.steps.flatten()
+def disagreement(logits: Tensor, wanted: Tensor) -> Tensor:
+    """KL(teacher ‖ student) of softened answers, for every example; times T², to keep the size of gradients.
 
-    price = []
-    for turn in range(1, MAX_STEPS + 1):
-        u = newton(u)
-        price.append(nll(u) + tau * turn)
-    prices = torch.stack(price)
-    map_price, map_index = prices.min(0)
-    fixed_price, fixed_index = prices.mean(1).min(0)
-    objective |= {"map": map_price.mean().item(), "fixed": fixed_price.item()}
-    mean_steps |= {"map": (map_index + 1).double().mean().item(), "fixed": fixed_index.item() + 1}
-    return Comparison(log_x, steps, map_index + 1, objective, mean_steps, int(fixed_index) + 1)
+    >>> disagreement(torch.zeros(1, 2), torch.zeros(1, 2))
+    tensor([0.])
+    """
+    student, teacher = (logits / SOFTNESS).log_softmax(1), (wanted / SOFTNESS).log_softmax(1)
+    return SOFTNESS**2 * F.kl_div(student, teacher, reduction="none", log_target=True).sum(1)
+
+
+def save_run(
+    folder: Path,
+    model: ResNet,
+    config: TrainConfig,
+    results: dict[str, Any],
+    history: list[Event],
+    about: dict[str, Any],
+) -> None:
+    """Leave the files of a run, for ``torchpact report``, ``maps`` and ``evaluate``."""
+    files = RunFiles(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    tensors = {f"model.{name}": value for name, value in model.state_dict().items()}
+    info = {"config": config.to_dict(), "iteration": config.iterations, "results": results}
+    save_checkpoint(files.last, tensors, info)
+    write_whole(files.history, "".join(json.dumps(event) + "\n" for event in history).encode())
+    record = {"status": "finished", **info, **about}
+    write_whole(files.run, (json.dumps(record, indent=2) + "\n").encode())
+
+
+def _keep_statistics(model: ResNet) -> None:
+    """Let only the halting heads' batch norms learn statistics: the others took many more images to find."""
+    model.eval()
+    for name, module in model.named_modules():
+        if ".halting." in name and isinstance(module, nn.BatchNorm2d):
+            module.train()
+
+
+def _batches(data: Images, config: TrainConfig) -> Iterator[tuple[Tensor, Tensor]]:
+    """Images, cropped and flipped by chance, epoch after epoch."""
+    torch.manual_seed(config.seed)
+    order = torch.empty(0, dtype=torch.long)
+    for _ in range(config.iterations):
+        if len(order) < config.batch:
+            order = torch.cat([order, torch.randperm(len(data))])
+        index, order = order[: config.batch], order[config.batch :]
+        images = as_input(augment(data.images[index], pad=config.pad)).contiguous(
+            memory_format=torch.channels_last
+        )
+        yield images, data.labels[index]

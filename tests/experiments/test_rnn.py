@@ -5,7 +5,7 @@ import json
 import pytest
 
 from torchpact.data import load_sample_text
-from torchpact.experiments import EXPERIMENTS, SCALES, Archive, make, missing, parity
+from torchpact.experiments import EXPERIMENTS, SCALES, Archive, make, missing, parity, rnn_tables
 from torchpact.experiments.rnn_figures import points_of
 from torchpact.experiments.rnn_runs import sequence_run
 from torchpact.training import Texts
@@ -107,3 +107,27 @@ def test_another_configuration_under_the_same_name_is_told(archive):
     write(archive, sequence_run("fast", "parity", "plain", 0, iterations=7), {})
     with pytest.raises(ValueError, match="expected iterations to be 10000, got 7; move the folder away"):
         archive.record(run)
+
+
+def test_tables_have_a_row_for_every_setting_with_what_was_measured(archive):
+    runs = [sequence_run("fast", "parity", "repeat", seed, max_steps=2) for seed in (0, 1)]
+    runs += [sequence_run("fast", "parity", "act", seed, tau=0.01, free=0.5) for seed in (0, 1)]
+    for number, run in enumerate(runs):
+        mode = "repeat" if run.config.method == "repeat" else "act"
+        write(archive, run, {mode: evaluation(0.8 + 0.01 * number, 2.0 + number)})
+    table = rnn_tables.markdown(rnn_tables.points(runs, archive), "accuracy")
+    assert table.splitlines()[2:] == [
+        "| repeat |  |  | 80.5 ± 0.7 | 2 | 2 |",
+        "| ACT, first half free | 0.01 | act | 82.5 ± 0.7 | 4.50 ± 0.71 | 2 |",
+    ]
+    errors = rnn_tables.markdown(rnn_tables.points(runs, archive), "sequence_error")
+    assert "| 19.5 ± 0.7 | 2 | 2 |" in errors
+
+
+def test_what_lies_beyond_has_a_table_of_its_own(archive):
+    (run,) = (r for r in parity.runs(SCALES["fast"], [0]) if r.setting == "parity-size12-high6-act-tau0.001")
+    write(archive, run, {"act": evaluation(1.0, 3.0, transfer=evaluation(0.5, 2.0))})
+    points = rnn_tables.points([run], archive)
+    assert len(rnn_tables.markdown(points, "accuracy").splitlines()) == 2
+    row = rnn_tables.markdown_beyond(points).splitlines()[2]
+    assert row == "| ACT | 0.001 | act | 100.0 | 3.00 | 50.0 | 2.00 | 1 |"

@@ -647,6 +647,10 @@ class Wrong(nn.Module):
             lambda: make()(torch.zeros(6, 5, 4)),
             r"expected input of shape \(time, batch, 3\), got \(6, 5, 4\)",
         ),
+        (
+            lambda: tp.AdaptiveRNN(nn.LSTMCell(8, 16), 3)(torch.zeros(6, 5, 8)),
+            r"got \(6, 5, 8\); the cell takes the flag as its last input, so make it for 9 to read 8",
+        ),
         (lambda: make(batch_first=True)(torch.zeros(3)), r"shape \(batch, time, 3\), got \(3,\)"),
         (lambda: make()(batch()[:0]), "expected sequences of at least one time step, got 0"),
         (lambda: make()(batch(), lengths=[3, 0, 1, 1, 1]), "expected lengths of 1 to 6, got 0"),

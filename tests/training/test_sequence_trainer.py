@@ -3,10 +3,12 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch import nn
 
 from tests.training.test_sequence import METHODS, config
 from tests.training.test_trainer import assert_same, tensors
 from torchpact.data import load_sample_text
+from torchpact.models import SequenceNet
 from torchpact.training import (
     CheckpointError,
     SequenceLearner,
@@ -20,6 +22,7 @@ from torchpact.training import (
     sequence_preset,
     train_together,
 )
+from torchpact.training.sequence_config import make_task
 from torchpact.training.sequence_presets import PRESETS
 
 # four windows of eight for each of eight streams
@@ -97,7 +100,7 @@ def test_a_text_is_read_on_from_window_to_window_and_anew_at_its_end():
     after = []
     for _ in range(6):
         learner.advance()
-        after.append([state for state in learner._states if isinstance(state, torch.Tensor)])
+        after.append([state.clone() for state in learner._states if isinstance(state, torch.Tensor)])
     starts = [all((state == 0).all() for state in states) for states in seen]
     assert starts == [True, False, False, False, True, False]
     assert all(torch.equal(a, b) for a, b in zip(after[0], seen[1], strict=True))
@@ -168,6 +171,33 @@ def test_every_preset_makes_a_network_of_every_method(name, size):
     for method in METHODS if name == "parity" else METHODS[:-1]:
         chosen = sequence_preset(name, size, method=method)
         assert SequenceTrainConfig.from_dict(json.loads(json.dumps(chosen.to_dict()))) == chosen
+
+
+@pytest.mark.parametrize(
+    ("name", "cell", "hidden", "features", "outputs", "classes"),
+    [
+        ("parity", nn.RNNCell, 128, 64, 1, 2),
+        ("logic", nn.LSTMCell, 128, 2 + 10 * 10, 1, 2),
+        ("addition", nn.LSTMCell, 512, 5 * 10, 6, 11),
+        ("sort", nn.LSTMCell, 512, 2, 1, 15),
+        ("enwik8", nn.LSTMCell, 1500, 256, 1, 256),
+    ],
+)
+def test_presets_of_the_paper_are_in_the_sizes_of_graves(name, cell, hidden, features, outputs, classes):
+    chosen = sequence_preset(name, "paper", method="act", batch=2)
+    model = SequenceNet(chosen.network, chosen.training_mode())
+    (layer,) = model.rnn.layers
+    assert isinstance(layer.cell, cell)
+    assert layer.hidden_size == hidden
+    assert model.config.features == features
+    if name == "enwik8":
+        inputs = torch.zeros(2, 3, dtype=torch.long)
+    else:
+        inputs = make_task(name, chosen.sizes).sample(2).inputs
+    with torch.no_grad():
+        logits, _, ponders = model(inputs)
+    assert logits.shape == (2, inputs.size(1), outputs, classes)
+    assert ponders[0].steps.max() <= chosen.network.max_steps
 
 
 @pytest.mark.parametrize(

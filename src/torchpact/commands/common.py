@@ -7,7 +7,7 @@ import torch
 import typer
 
 from torchpact.data import Images, load_cifar10, load_sample
-from torchpact.models import ResNet
+from torchpact.models import ResNet, zoo
 from torchpact.training import TrainConfig
 from torchpact.training.checkpoint import CheckpointError, is_of_sequences, load_model
 
@@ -32,9 +32,16 @@ def pick_device(name: str) -> torch.device:
     return torch.device(name)
 
 
-def find_network(name: str) -> tuple[ResNet, TrainConfig]:
-    """Return the network for images that a user names by its checkpoint, and what it was trained with."""
+def network_file(name: str | Path) -> Path:
+    """Return the checkpoint that a user means: a file, or a network of the zoo by its name."""
     path = Path(name)
+    known = {entry.name: entry.path for entry in zoo.entries()}
+    return path if path.exists() else known.get(str(name), path)
+
+
+def find_network(name: str) -> tuple[ResNet, TrainConfig]:
+    """Return the network for images that a user names, and what it was trained with."""
+    path = network_file(name)
     if is_of_sequences(path):
         raise CheckpointError(f"{path}: expected a network for images, got one for sequences")
     return load_model(path)

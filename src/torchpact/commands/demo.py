@@ -1,94 +1,151 @@
-"""torchpact demo: a first example on a toy with a known answer."""
+"""torchpact demo: a pretrained network becomes adaptive, in a minute or two on a CPU."""
 
 import json
-import math
-from typing import Annotated
+import time
+from pathlib import Path
+from typing import Annotated, Any
 
-import torch
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from torchpact import demo as toy
+from torchpact import demo as making
 from torchpact._checks import check_count, check_number
+from torchpact.commands.newton import newton as newton_demo
+from torchpact.commands.report import made_by
+from torchpact.data import Images, load_sample
+from torchpact.models import ResNet, zoo
+from torchpact.report import gallery, measure, read_run, write_page
+from torchpact.training import TrainConfig
+from torchpact.training.checkpoint import load_model
+from torchpact.training.evaluate import evaluate_modes
+from torchpact.training.run_files import Event
+from torchpact.viz import compare_maps, ponder_maps, save
+
+TAU = 0.18
+ITERATIONS = 500
+NETWORK = "resnet32-plain"
+MODES = ("relaxed", "discrete", "thresholded")
 
 
 def demo(
-    iterations: Annotated[int, typer.Option(help="Training iterations.")] = 500,
-    tau: Annotated[float, typer.Option(help="The price of one more turn.")] = toy.TAU,
+    output: Annotated[Path, typer.Option("--output", "-o", help="Folder of what it makes.")] = Path("demo"),
+    iterations: Annotated[int | None, typer.Option(help=f"Training iterations, if not {ITERATIONS}.")] = None,
+    tau: Annotated[float | None, typer.Option(help=f"The price of one more unit, if not {TAU:g}.")] = None,
     seed: Annotated[int, typer.Option(help="Seed of everything random.")] = 0,
+    newton: Annotated[
+        bool, typer.Option("--newton", help="A toy instead: Newton's iteration, and the exact answer.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the results as JSON.")] = False,
 ) -> None:
-    """Teach Newton's iteration for the square root when to stop, and compare with the exact answer.
+    """Take a pretrained ResNet-32, make it adaptive, train it on 2 cores, and see what that saves.
 
-    [dim]Example: torchpact demo --tau 0.1[/dim]
+    Everything it prints is measured as it runs, on images that nobody was trained on.
+
+    [dim]Example: torchpact demo, then open demo/report.html[/dim]
     """
-    check_count("iterations", iterations)
-    check_number("tau", tau, 0, open_high=True)
-    torch.manual_seed(check_count("seed", seed, minimum=0, maximum=2**63 - 1))
-    block = toy.make_block()
-    columns = (TextColumn("training"), BarColumn(), TextColumn("{task.fields[shown]}"), TimeRemainingColumn())
+    check_count("seed", seed, minimum=0, maximum=2**63 - 1)
+    if newton:
+        newton_demo(iterations, tau, seed, as_json)
+        return
+    tau = check_number("tau", TAU if tau is None else tau, 0, open_high=True)
+    iterations = check_count("iterations", ITERATIONS if iterations is None else iterations)
     console = Console(stderr=True)
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task("", total=iterations, shown="")
-        toy.train(
-            block,
-            iterations,
-            tau,
-            lambda done, steps: bar.update(task, completed=done, shown=f"{steps:.2f} turns expected"),
-        )
-    result = toy.compare(block, tau=tau)
+    started = time.monotonic()
+    train_set, test_set = load_sample("train"), load_sample("test")
+    plain, plain_config = load_model(zoo.find(NETWORK).path)
+    config = making.configure(tau, iterations, seed, plain.config)
+    model = making.make_adaptive(plain, config)
+    history = _train(model, plain, train_set, config, console)
+    with console.status("evaluating"):
+        before = evaluate_modes(plain, test_set, ())
+        after = evaluate_modes(model, test_set, MODES, seed=seed)
+    history.append({"kind": "validate", "iteration": iterations, "modes": after})
+    about = {"demo": True, "training_seconds": history[-2]["seconds"], "train_images": len(train_set)}
+    making.save_run(output / "plain", plain, plain_config, before, [], {"pretrained": NETWORK})
+    making.save_run(output / "adaptive", model, config, after, history, about)
+    with console.status("measuring times"):
+        times = measure(model, test_set, MODES[1:])  # in relaxed mode nothing is skipped
+    with console.status("drawing"):
+        files = [_page(output, model, test_set, times, iterations), *_maps(output, model, test_set, console)]
     if as_json:
-        print(
-            json.dumps(
-                {
-                    "tau": tau,
-                    "seed": seed,
-                    "iterations": iterations,
-                    "agreement": result.agreement,
-                    "objective": result.objective,
-                    "mean_steps": result.mean_steps,
-                },
-                indent=2,
-            )
-        )
-    else:
-        _show(result, tau)
+        found = {"plain": before["plain"], **after}
+        print(json.dumps({"results": found, "times": times, "files": [str(f) for f in files]}, indent=2))
+        return
+    _show(before["plain"], after, times, len(train_set))
+    seconds = time.monotonic() - started
+    Console().print(f"In {seconds:.0f} s. Open [bold]{files[0]}[/bold]; the network is in {output}/adaptive.")
 
 
-def _show(result: toy.Comparison, tau: float) -> None:
-    console = Console()
-    by_input = Table(
-        title="Turns of u ← (u + x/u)/2 before stopping", caption="mean over the inputs in each range"
+def _train(model: ResNet, plain: ResNet, data: Images, config: TrainConfig, console: Console) -> list[Event]:
+    history: list[Event] = []
+    columns = (TextColumn("training"), BarColumn(), TextColumn("{task.fields[shown]}"), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task("", total=config.iterations, shown="")
+
+        def report(event: Event) -> None:
+            history.append(event)
+            steps = " ".join(f"{s:.2f}" for s in event["expected_steps"])
+            shown = f"{steps} of {config.network.units} units, {event['images_per_second']:.0f} images/s"
+            bar.update(task, completed=event["iteration"], shown=shown)
+
+        making.train(model, plain, data, config, report)
+    return history
+
+
+def _page(output: Path, model: ResNet, test: Images, times: dict[str, Any], iterations: int) -> Path:
+    plain, adaptive = (read_run(output / name).values for name in ("plain", "adaptive"))
+    adaptive["timing"] = times
+    # times of the plain network are those of the same units, run in full, in the same rounds
+    plain["timing"] = times | {"modes": {"plain": times["plain"]}}
+    plain["label"], adaptive["label"] = "before", "after"
+    adaptive["title"] = "A pretrained ResNet-32, made adaptive"
+    adaptive["note"] = (
+        f"Trained for {iterations} iterations on a bundled sample; measured on {len(test)} other images."
     )
-    by_input.add_column("x")
-    by_input.add_column("learned", justify="right")
-    by_input.add_column("exact MAP", justify="right")
-    for low in range(-4, 4):
-        inside = (result.log_x >= low * math.log(10)) & (result.log_x < (low + 1) * math.log(10))
-        if inside.any():
-            by_input.add_row(
-                f"10^{low} to 10^{low + 1}",
-                f"{result.steps[inside].double().mean():.2f}",
-                f"{result.map_steps[inside].double().mean():.2f}",
-            )
-    console.print(by_input, "")
+    found = gallery(model, test) | {"run": 1}
+    return write_page(output / "report.html", [plain, adaptive], [found], made_by("By torchpact demo."))
 
-    names = {
-        "relaxed": "adaptive, relaxed (as trained)",
-        "discrete": "adaptive, discrete",
-        "thresholded": "adaptive, thresholded",
-        "map": "exact MAP solution",
-        "fixed": f"best fixed number of turns ({result.fixed_steps})",
-    }
-    overall = Table(title=f"What is minimised: mean of nll + {tau:g}·turns")
-    overall.add_column("stopping rule")
-    overall.add_column("mean turns", justify="right")
-    overall.add_column("objective", justify="right")
-    for key, name in names.items():
-        overall.add_row(name, f"{result.mean_steps[key]:.2f}", f"{result.objective[key]:.3f}")
-    console.print(overall)
-    console.print(
-        f"The learned rule stops exactly at the MAP solution for {result.agreement:.1%} of the inputs."
+
+def _maps(output: Path, model: ResNet, test: Images, console: Console) -> list[Path]:
+    chosen = test.random(6, seed=0)
+    try:
+        with compare_maps(
+            chosen.images, [("PSACT", ponder_maps(model, chosen.images, "thresholded"))]
+        ) as figure:
+            return save(figure, output, "maps")
+    except ValueError as error:  # matplotlib is an extra
+        console.print(f"no maps: {error}")
+        return []
+
+
+def _show(before: dict[str, Any], after: dict[str, Any], times: dict[str, Any], images: int) -> None:
+    table = Table(
+        title=f"Before and after training on {images:,} images",
+        caption=f"{before['images']} held-out images; times on {times['device']}, {times['batch']} at once",
+    )
+    for name in ("network", "accuracy", "MFLOPs", "saved", "ms an image", "faster"):
+        table.add_column(name, justify="left" if name == "network" else "right")
+    plain = times["plain"]
+    table.add_row(
+        "vanilla", f"{before['accuracy']:.2%}", f"{before['flops'] / 1e6:.1f}", "", f"{1000 * plain:.3f}", ""
+    )
+    for mode, m in after.items():
+        seconds = times["modes"].get(mode)
+        table.add_row(
+            f"adaptive, {mode}",
+            f"{m['accuracy']:.2%}",
+            f"{m['flops'] / 1e6:.1f}",
+            f"{1 - m['flops'] / before['flops']:.0%}",
+            f"{1000 * seconds:.3f}" if seconds else "",
+            f"{plain / seconds:.2f} ×" if seconds else "",
+        )
+    Console().print(table)
+    hard = after["thresholded"]
+    points = 100 * (hard["accuracy"] - before["accuracy"])
+    Console().print(
+        f"Thresholded: {1 - hard['flops'] / before['flops']:.0%} fewer FLOPs at {points:+.1f} points, "
+        f"{plain / times['modes']['thresholded']:.2f} times as fast. "
+        "In relaxed mode nothing is skipped: it is for training."
     )

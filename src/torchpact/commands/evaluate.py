@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from torchpact.commands.common import DataRoot, Device, load_data, pick_device
+from torchpact.commands.common import DataRoot, Device, load_data, network_file, pick_device
 from torchpact.commands.results import result_lines
 from torchpact.commands.train_sequences import load_test_text
 from torchpact.training.checkpoint import is_of_sequences, load_model, load_sequence_model
@@ -18,7 +18,9 @@ from torchpact.training.sequence_trainer import evaluate_sequences
 
 
 def evaluate(
-    checkpoint: Annotated[Path, typer.Argument(help="A .safetensors file of a run.")],
+    checkpoint: Annotated[
+        Path, typer.Argument(help="A .safetensors file of a run, or a network of the zoo.")
+    ],
     mode: Annotated[
         list[str] | None, typer.Option(help="relaxed, discrete, thresholded or act; several if repeated.")
     ] = None,
@@ -39,6 +41,7 @@ def evaluate(
     [dim]Example: torchpact evaluate runs/psact/last.safetensors --mode thresholded --mode discrete[/dim]
     """
     place = pick_device(device)
+    checkpoint = network_file(checkpoint)
     if is_of_sequences(checkpoint):
         measured = _on_sequences(checkpoint, mode, data, place, examples, seed)
         print(json.dumps(measured, indent=2) if as_json else result_lines({str(checkpoint): measured}))

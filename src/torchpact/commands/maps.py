@@ -23,7 +23,9 @@ MOST_IMAGES = 60
 def maps(
     model: Annotated[
         list[str],
-        typer.Option(help="The checkpoint of an adaptive network; several beside each other, if repeated."),
+        typer.Option(
+            help="An adaptive network, by checkpoint or zoo name; several side by side, if repeated."
+        ),
     ],
     images: Annotated[
         list[Path] | None,
@@ -41,7 +43,7 @@ def maps(
     ] = None,
     count: Annotated[int, typer.Option(help="How many test images.")] = 6,
     data: Annotated[
-        Path, typer.Option(help="Folder of CIFAR-10, or 'sample', whose 500 test images are bundled.")
+        Path, typer.Option(help="Folder of CIFAR-10, or 'sample', whose 1,000 test images are bundled.")
     ] = Path("sample"),
     seed: Annotated[
         int, typer.Option(help="Seed of the choice of images, and of the modes that sample.")
@@ -56,7 +58,7 @@ def maps(
     the units that were run. maps.png compares networks, maps-blocks.png has every block of one; both are
     written as PDF too.
 
-    [dim]Example: torchpact maps photo.jpg --model runs/psact/last.safetensors -o out[/dim]
+    [dim]Example: torchpact maps photo.jpg --model resnet32-tau0.01 -o out[/dim]
     """
     place = pick_device(device)
     seed = secrets.randbelow(2**31) if random else check_count("seed", seed, 0, 2**63 - 1)

@@ -10,7 +10,7 @@ import torch
 import typer
 from rich.console import Console
 
-from torchpact.commands.common import DataRoot, Device, load_data, pick_device
+from torchpact.commands.common import DataRoot, Device, load_data, network_file, pick_device
 from torchpact.commands.progress import TrainingProgress
 from torchpact.commands.results import result_lines
 from torchpact.commands.train_sequences import sequence_configs, sequence_trainers, sizes
@@ -218,7 +218,7 @@ def _image_trainers(
             folder,
             train_set,
             test_set,
-            initial=None if start is None else Path(start.format(seed=config.seed)),
+            initial=None if start is None else network_file(start.format(seed=config.seed)),
             **options,
         )
         for config, folder in zip(configs, _folders(out, configs), strict=True)

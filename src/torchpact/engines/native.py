@@ -205,7 +205,7 @@ def _pack_head(head: HaltingHead, channels: int) -> list[Tensor]:
 def library() -> ctypes.CDLL:
     """Return the kernel, compiled for this machine if it has not been; raise Unsupported if that fails."""
     try:
-        kernel = ctypes.CDLL(str(_built()))
+        kernel = ctypes.CDLL(str(_built(SOURCE)))
     except (OSError, RuntimeError) as error:  # the latter where there is no home
         raise Unsupported(f"native: no library ({' '.join(str(error).split())})") from error
     kernel.torchpact_workspace.restype = c_int64
@@ -215,20 +215,20 @@ def library() -> ctypes.CDLL:
     return kernel
 
 
-def _built() -> Path:
-    """Return where the library is, once it is there."""
+def _built(source: Path) -> Path:
+    """Return where the library of a source file is, once it is there."""
     compiler = next(filter(None, map(shutil.which, (os.environ.get("CXX", "c++"), "g++", "clang++"))), None)
     if compiler is None:
         raise Unsupported("native: expected a C++ compiler (c++, g++, clang++ or $CXX), found none")
     # what the compiler and -march=native stand for here, so that a shared home serves unlike machines
     target = _run(compiler, "-march=native", "-dM", "-E", "-x", "c++", os.devnull)
-    key = hashlib.sha256(SOURCE.read_bytes() + " ".join(FLAGS).encode() + target).hexdigest()[:16]
+    key = hashlib.sha256(source.read_bytes() + " ".join(FLAGS).encode() + target).hexdigest()[:16]
     cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    path = Path(cache) / "torchpact" / f"native-{key}.so"
+    path = Path(cache) / "torchpact" / f"{source.stem}-{key}.so"
     if not path.exists():
         with tempfile.TemporaryDirectory() as folder:
             built = Path(folder) / path.name
-            _run(compiler, *FLAGS, str(SOURCE), "-o", str(built))
+            _run(compiler, *FLAGS, str(source), "-o", str(built))
             path.parent.mkdir(parents=True, exist_ok=True)
             write_whole(path, built.read_bytes())
     return path

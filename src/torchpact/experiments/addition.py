@@ -16,11 +16,20 @@ TAUS: dict[str, tuple[float, ...]] = {
     "fast": (0.1, 0.01, 0.001),
     "paper": (0.1, 0.03, 0.01, 0.003, 0.001, 0.0003),
 }
-REPEATS: dict[str, tuple[int, ...]] = {"smoke": (2,), "fast": (2, 5), "paper": (2, 3, 5, 10)}
+FREE: dict[str, tuple[float, ...]] = {"smoke": (0.01,), "fast": (0.1, 0.01), "paper": (0.1, 0.03, 0.01)}
+"""Prices of those that pay nothing in the first half of training."""
+REPEATS: dict[str, tuple[int, ...]] = {"smoke": (2,), "fast": (2, 3, 5), "paper": (2, 3, 5, 10)}
 SIZES: dict[str, dict[str, Any]] = {
     "smoke": {"max_numbers": 2, "max_digits": 1},
-    # two numbers of up to two digits and their sum: learned in minutes on a CPU
-    "fast": {"max_numbers": 2, "max_digits": 2, "hidden": 128, "max_steps": 5, "iterations": 4000},
+    # up to three numbers of up to two digits: learned in minutes on a CPU
+    "fast": {
+        "max_numbers": 3,
+        "max_digits": 2,
+        "hidden": 128,
+        "max_steps": 5,
+        "iterations": 10_000,
+        "milestones": (0.8,),
+    },
     "paper": {},
 }
 
@@ -28,15 +37,16 @@ SIZES: dict[str, dict[str, Any]] = {
 def runs(scale: Scale, seeds: list[int]) -> list[SequenceRun]:
     """Three methods for every τ, one step, and fixed numbers of them."""
     sizes = SIZES[scale.name]
+
+    def run(method: str, seed: int, **settings: Any) -> SequenceRun:
+        return sequence_run(scale.name, "addition", method, seed, **sizes | settings)
+
     found = []
     for seed in seeds:
-        found.append(sequence_run(scale.name, "addition", "plain", seed, **sizes))
-        for steps in REPEATS[scale.name]:
-            settings = sizes | {"max_steps": steps}
-            found.append(sequence_run(scale.name, "addition", "repeat", seed, **settings))
-        for method in METHODS:
-            for tau in TAUS[scale.name]:
-                found.append(sequence_run(scale.name, "addition", method, seed, tau=tau, **sizes))
+        found.append(run("plain", seed))
+        found += [run("repeat", seed, max_steps=steps) for steps in REPEATS[scale.name]]
+        found += [run(m, seed, tau=tau) for m in METHODS for tau in TAUS[scale.name]]
+        found += [run(m, seed, tau=tau, free=0.5) for m in ("relaxed", "act") for tau in FREE[scale.name]]
     return found
 
 

@@ -1,6 +1,7 @@
 """Networks of the paper's experiments, built on the adaptive block.
 
 Residual networks    resnet32, resnet110, psact_resnet32, psact_resnet110
+Pretrained           zoo: what there is; pretrained="name" of the four above
 Of any size          ResNet, ResNetConfig, build
 Their parts          ResidualUnit, HaltingHead
 Recurrent networks   AdaptiveRNN, StackedRNN; with a readout SequenceNet, SequenceConfig
@@ -8,19 +9,14 @@ Their parts          HaltingUnit, never_halt
 Training             warm_start
 """
 
+from torchpact.models import zoo
 from torchpact.models.cells import HaltingUnit, never_halt
 from torchpact.models.config import ResNetConfig
-from torchpact.models.resnet import (
-    ResNet,
-    build,
-    psact_resnet32,
-    psact_resnet110,
-    resnet32,
-    resnet110,
-    warm_start,
-)
-from torchpact.models.rnn import AdaptiveRNN, StackedRNN
+from torchpact.models.named import psact_resnet32, psact_resnet110, resnet32, resnet110
+from torchpact.models.resnet import ResNet, build, warm_start
+from torchpact.models.rnn import AdaptiveRNN
 from torchpact.models.sequence import SequenceConfig, SequenceNet
+from torchpact.models.stacked import StackedRNN
 from torchpact.models.units import HaltingHead, ResidualUnit
 
 __all__ = [
@@ -40,4 +36,5 @@ __all__ = [
     "resnet32",
     "resnet110",
     "warm_start",
+    "zoo",
 ]

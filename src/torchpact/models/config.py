@@ -57,6 +57,15 @@ class ResNetConfig:
         check_group(self.group, self.image_size, self.image_size)
 
     @property
+    def layers(self) -> int:
+        """The number in the network's name: 32 for five units a block.
+
+        >>> ResNetConfig(units=18).layers
+        110
+        """
+        return 6 * self.units + 2
+
+    @property
     def latents(self) -> int:
         """M, the number of latent variables z of one image."""
         if not self.adaptive:

@@ -35,7 +35,9 @@ def pack(
         given = type(input).__name__
         raise TypeError(f"expected a tensor of shape {expected} or a PackedSequence, got {given}")
     if input.dim() != 3 or input.size(2) != features:
-        raise ValueError(f"expected input of shape {expected}, got {tuple(input.shape)}")
+        raise ValueError(
+            f"expected input of shape {expected}, got {tuple(input.shape)}{_hint(input, features)}"
+        )
     by_time = input.transpose(0, 1) if batch_first else input
     time, batch = by_time.shape[:2]
     if time < 1:
@@ -43,6 +45,15 @@ def pack(
     if lengths is None:
         return PackedSequence(by_time.reshape(time * batch, features), torch.full((time,), batch))
     return pack_padded_sequence(by_time, _check_lengths(lengths, batch, time), enforce_sorted=False)
+
+
+def _hint(input: Tensor, features: int) -> str:
+    """What is most likely wrong: a cell made for the features alone."""
+    if input.dim() != 3 or input.size(2) != features + 1:
+        return ""
+    return (
+        f"; the cell takes the flag as its last input, so make it for {features + 2} to read {features + 1}"
+    )
 
 
 def pad(rows: Tensor, packed: PackedSequence, total: int, value: float = 0.0) -> Tensor:

@@ -4,14 +4,19 @@ One class is both. A plain network and its adaptive version share stem, units an
 the same names, so that the state dict of one is that of the other less the halting heads.
 """
 
-from typing import TypedDict, Unpack
-
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from torchpact.block import AdaptiveBlock, Ponder
-from torchpact.models.config import CHANNELS, Per, ResNetConfig, check_group
-from torchpact.models.units import HaltingHead, ResidualUnit, join_patches, make_conv, make_linear, make_norm
+from torchpact.models.config import CHANNELS, ResNetConfig, check_group
+from torchpact.models.units import (
+    HaltingHead,
+    ResidualUnit,
+    activated,
+    join_patches,
+    make_conv,
+    make_linear,
+    make_norm,
+)
 from torchpact.modes import Mode
 
 
@@ -92,7 +97,7 @@ class ResNet(nn.Module):
                 ponders.append(_join_ponder(ponder) if self._group > 1 else ponder)
             else:
                 u = block(u)
-        pooled = F.relu(self.norm(join_patches(u))).mean((2, 3))
+        pooled = activated(self.norm, join_patches(u)).mean((2, 3))
         return self.classifier(pooled), ponders
 
 
@@ -109,55 +114,12 @@ def build(config: ResNetConfig, mode: Mode | str | None = None) -> ResNet:
     return ResNet(config, mode)
 
 
-class Settings(TypedDict, total=False):
-    """What may be set of a network whose depth is in its name; see :class:`ResNetConfig`."""
-
-    width: int
-    classes: int
-    per: Per
-    group: int
-    halting_norm: bool
-    halting_bias: float
-    image_size: int
-
-
-def resnet32(**settings: Unpack[Settings]) -> ResNet:
-    """ResNet-32: five units a block; ``settings`` are those of :class:`ResNetConfig`.
-
-    >>> logits, ponders = resnet32(classes=100)(torch.randn(1, 3, 32, 32))
-    >>> logits.shape, ponders
-    (torch.Size([1, 100]), [])
-    """
-    return build(ResNetConfig(units=5, adaptive=False, **settings))
-
-
-def resnet110(**settings: Unpack[Settings]) -> ResNet:
-    """ResNet-110: eighteen units a block; see :func:`resnet32`."""
-    return build(ResNetConfig(units=18, adaptive=False, **settings))
-
-
-def psact_resnet32(mode: Mode | str | None = None, **settings: Unpack[Settings]) -> ResNet:
-    """ResNet-32 that decides, per pixel or per image, how many of its units to run.
-
-    >>> model = psact_resnet32(mode="thresholded", group=2)
-    >>> logits, ponders = model(torch.randn(1, 3, 32, 32))
-    >>> model.latents, sum(ponder.steps.numel() for ponder in ponders)
-    (336, 336)
-    """
-    return build(ResNetConfig(units=5, **settings), mode)
-
-
-def psact_resnet110(mode: Mode | str | None = None, **settings: Unpack[Settings]) -> ResNet:
-    """ResNet-110 that decides how many of its units to run; see :func:`psact_resnet32`."""
-    return build(ResNetConfig(units=18, **settings), mode)
-
-
 def warm_start(adaptive: ResNet, plain: ResNet) -> ResNet:
     """Copy all that ``adaptive`` shares with a trained ``plain`` network, batch norm statistics too.
 
     Only the halting heads are left as they are. Returns ``adaptive``.
 
-    >>> model = warm_start(psact_resnet32(), resnet32())
+    >>> model = warm_start(tp.models.psact_resnet32(), tp.models.resnet32())
     """
     for net, expected in ((adaptive, True), (plain, False)):
         if not isinstance(net, ResNet) or net.config.adaptive != expected:

@@ -1,6 +1,7 @@
 """Recurrent networks that ponder: every time step is an adaptive block (section 4.2)."""
 
-from collections.abc import Callable, Iterable, Sequence
+import importlib
+from collections.abc import Callable, Sequence
 from itertools import zip_longest
 from typing import Any
 
@@ -13,9 +14,11 @@ from torchpact import _state
 from torchpact._checks import at_least_single, check_number, readable
 from torchpact._state import State
 from torchpact.block import AdaptiveBlock, Ponder, Trace
-from torchpact.models.cells import HaltingUnit, Transition, probe
+from torchpact.models.cells import HaltingUnit, Transition, never_halt, probe
 from torchpact.models.packing import pack, pad, with_time
 from torchpact.modes import Mode, as_mode
+
+Read = Callable[[PackedSequence, State, Mode], tuple[Tensor, State, Ponder]]
 
 
 class AdaptiveRNN(nn.Module):
@@ -38,7 +41,8 @@ class AdaptiveRNN(nn.Module):
     In the soft modes the state handed on is the mean of the iterations' states, in the hard ones the
     state at halting. ACT stops when every example has, in training too: its ``expected_steps`` then
     count the iterations that were run. With ``compact``, examples that have halted leave the batch where
-    there are no gradients; the results are those without.
+    there are no gradients, and in thresholded mode on a CPU a compiled kernel reads the sequences, where
+    there is one for the cell (:mod:`torchpact.engines.recurrent`); the results are those without.
 
     An objective averages the cost over positions, so let its nll be the mean over time too: the sum
     over the time steps of an example, divided by the number of positions, T.
@@ -67,6 +71,7 @@ class AdaptiveRNN(nn.Module):
         self._example = _state.map_state(lambda part: part[:1].to("meta"), state)
         self.batch_first = batch_first
         self.compact = compact
+        self._repeats = halting is never_halt
         output = _state.parts(state)[0]
         if halting is None:
             halting = HaltingUnit(output.size(1), halting_bias).to(output.device, output.dtype)
@@ -118,9 +123,46 @@ class AdaptiveRNN(nn.Module):
         mode = self.block.mode if mode is None else as_mode(mode)
         learning = torch.is_grad_enabled()
         packed = pack(input, lengths, self.input_size, self.batch_first)
-        sizes: list[int] = packed.batch_sizes.tolist()
-        u = self._initial_state(state, packed, sizes[0])
+        u = self._initial_state(state, packed, int(packed.batch_sizes[0]))
+        read = self._compiled(packed.data, u, mode) if self.compact and not learning else None
+        outputs, final, ponder = (read or self._read)(packed, u, mode)
+        if packed.unsorted_indices is not None:
+            final = _rows(final, packed.unsorted_indices)
+        time = len(packed.batch_sizes)
+        if isinstance(input, PackedSequence):
+            return packed._replace(data=outputs), final, with_time(ponder, packed, time)
+        total = input.size(1 if self.batch_first else 0)
+        output = pad(outputs, packed, total)
+        if not self.batch_first:
+            output = output.transpose(0, 1)
+        return output, final, with_time(ponder, packed, total)
 
+    def _compiled(self, data: Tensor, u: State, mode: Mode) -> Read | None:
+        """What reads sequences in place of the loop, if there is a kernel that does it."""
+        given = (data, *_state.parts(u))
+        if not readable(data) or any(x.dtype != torch.float32 or x.device.type != "cpu" for x in given):
+            return None
+        # engines know the networks they run, so a network asks for one only where it is wanted
+        engine = importlib.import_module("torchpact.engines.recurrent")
+        kernel = engine.kernel_for(self.block, mode)
+        if kernel is None:
+            return None
+
+        def read(packed: PackedSequence, u: State, mode: Mode) -> tuple[Tensor, State, Ponder]:
+            found = kernel(packed, u, mode)
+            like = found.output.new_empty(len(found.output))
+            return (
+                found.output,
+                found.final,
+                self.block._ponder(list(found.logits), like, found.steps, mode, learning=False),
+            )
+
+        return read
+
+    def _read(self, packed: PackedSequence, u: State, mode: Mode) -> tuple[Tensor, State, Ponder]:
+        """Return the outputs of all time steps, the final state and the ponder, as they are packed."""
+        learning = torch.is_grad_enabled()
+        sizes: list[int] = packed.batch_sizes.tolist()
         traces, ended = [], []
         flagged = F.pad(packed.data, (0, 1), value=1.0).split(sizes)
         unflagged = F.pad(packed.data, (0, 1), value=0.0).split(sizes)
@@ -133,18 +175,8 @@ class AdaptiveRNN(nn.Module):
             traces.append(self._time_step(u, first, again, mode, learning))
             u = traces[-1].output
         final = _state.map_state(lambda *parts: torch.cat(parts), u, *reversed(ended))
-        if packed.unsorted_indices is not None:
-            final = _rows(final, packed.unsorted_indices)
-
         outputs = torch.cat([_state.parts(trace.output)[0] for trace in traces])
-        ponder = self._ponder(traces, mode, learning)
-        if isinstance(input, PackedSequence):
-            return packed._replace(data=outputs), final, with_time(ponder, packed, len(sizes))
-        total = input.size(1 if self.batch_first else 0)
-        output = pad(outputs, packed, total)
-        if not self.batch_first:
-            output = output.transpose(0, 1)
-        return output, final, with_time(ponder, packed, total)
+        return outputs, final, self._ponder(traces, mode, learning)
 
     def unroll(self, input: Tensor, state: State | None = None) -> tuple[Tensor, Tensor]:
         """Run all L iterations of a single time step on input of shape (batch, features), whoever halts.
@@ -171,10 +203,21 @@ class AdaptiveRNN(nn.Module):
         return torch.stack(outputs), torch.stack(logits)
 
     def _time_step(self, u: State, first: Tensor, again: Tensor, mode: Mode, learning: bool) -> Trace:
+        if self._repeats:
+            return self._repeat(u, first, again)
         skips = mode.leaves and not (learning and mode.needs_every_h)
         if self.compact and skips and not learning and readable(first):
             return self._leave_batch(u, first, again, mode)
         return self.block._iterate(u, (first, again), mode, skips)
+
+    def _repeat(self, u: State, first: Tensor, again: Tensor) -> Trace:
+        """As the loop of the block where nobody ever halts, without asking."""
+        for iteration in range(1, self.max_steps + 1):
+            u = self._transition(u, first, again, iteration=iteration)
+        remaining = at_least_single(_state.parts(u)[0].new_ones(len(first), 1))
+        never = torch.full_like(remaining, -torch.inf)
+        steps = torch.full_like(remaining, self.max_steps, dtype=torch.long)
+        return Trace(u, [never] * (self.max_steps - 1), remaining, steps)
 
     def _leave_batch(self, u: State, first: Tensor, again: Tensor, mode: Mode) -> Trace:
         """As the loop of the block without gradients, but with those rows only that are still active."""
@@ -234,57 +277,6 @@ class AdaptiveRNN(nn.Module):
         return state if packed.sorted_indices is None else _rows(state, packed.sorted_indices)
 
 
-class StackedRNN(nn.Module):
-    """Adaptive layers on top of each other, each with decisions of its own.
-
-    Every layer reads the outputs of the one below, less a share of ``dropout`` in training. The call is
-    that of :class:`AdaptiveRNN`, with a list of states and of ponders, one for each layer.
-
-    >>> layers = [AdaptiveRNN(nn.GRUCell(size + 1, 16), max_steps=3) for size in (8, 16)]
-    >>> output, states, ponders = StackedRNN(layers)(torch.randn(7, 2, 8))
-    >>> output.shape, len(states), len(ponders)
-    (torch.Size([7, 2, 16]), 2, 2)
-    """
-
-    def __init__(self, layers: Iterable[AdaptiveRNN], dropout: float = 0.0) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(layers)
-        self.dropout = check_number("dropout", dropout, 0, 1)
-        for layer in self.layers:
-            if not isinstance(layer, AdaptiveRNN):
-                raise TypeError(f"expected layers of AdaptiveRNN, got {type(layer).__name__}")
-        if not self.layers:
-            raise ValueError("expected at least one layer, got none")
-        for below, above in zip(self.layers[:-1], self.layers[1:], strict=True):
-            if above.input_size != below.hidden_size or above.batch_first != below.batch_first:
-                raise ValueError(
-                    f"expected a layer of input_size={below.hidden_size}, batch_first={below.batch_first} "
-                    f"as the one below it gives; got {above.input_size}, {above.batch_first}"
-                )
-
-    def forward(
-        self,
-        input: Tensor | PackedSequence,
-        states: Sequence[State] | None = None,
-        *,
-        lengths: Tensor | Sequence[int] | None = None,
-        mode: Mode | str | None = None,
-    ) -> tuple[Any, list[State], list[Ponder]]:
-        """Return the outputs of the last layer, and the final state and ponder of each."""
-        if states is not None and len(states) != len(self.layers):
-            raise ValueError(f"expected {len(self.layers)} states for as many layers, got {len(states)}")
-        output: Any = input
-        finals, ponders = [], []
-        for index, layer in enumerate(self.layers):
-            if index and self.dropout and self.training:
-                output = _drop(output, self.dropout)
-            before = None if states is None else states[index]
-            output, final, ponder = layer(output, before, lengths=lengths, mode=mode)
-            finals.append(final)
-            ponders.append(ponder)
-        return output, finals, ponders
-
-
 def _rows(state: State, index: Tensor) -> State:
     return _state.map_state(lambda part: part.index_select(0, index), state)
 
@@ -297,9 +289,3 @@ def _put(output: State, rows: Tensor, u: State) -> None:
 def _add(output: State, rows: Tensor, u: State, weight: Tensor) -> None:
     for whole, part in zip(_state.parts(output), _state.parts(u), strict=True):
         whole.index_add_(0, rows, weight.index_select(0, rows) * part)
-
-
-def _drop(output: Tensor | PackedSequence, share: float) -> Tensor | PackedSequence:
-    if isinstance(output, PackedSequence):
-        return output._replace(data=F.dropout(output.data, share))
-    return F.dropout(output, share)

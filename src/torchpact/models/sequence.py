@@ -11,7 +11,8 @@ from torchpact._checks import check_count, check_number
 from torchpact._state import State
 from torchpact.block import Ponder
 from torchpact.models.cells import never_halt
-from torchpact.models.rnn import AdaptiveRNN, StackedRNN
+from torchpact.models.rnn import AdaptiveRNN
+from torchpact.models.stacked import StackedRNN
 from torchpact.modes import Mode
 
 Cell = Literal["rnn", "gru", "lstm"]

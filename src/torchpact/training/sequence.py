@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from torchpact._state import State
+from torchpact.block import Ponder
 from torchpact.data.tasks import UNASKED, TaskBatch
 from torchpact.halting import expected_steps
 from torchpact.models.sequence import SequenceNet, sequence_nll
@@ -38,11 +39,14 @@ def sequence_loss(
     states: Sequence[State] | None = None,
     lengths: Tensor | None = None,
     baseline: Callable[[Tensor], Tensor] | None = None,
-    tau: float | None = None,
+    tau: float | Tensor | None = None,
+    packed: bool = True,
 ) -> Outcome:
     """Return the loss of a batch by the method of the configuration; the baseline is REINFORCE's.
 
-    ``tau`` is the price of a step at this iteration, if not that of the configuration.
+    ``tau`` is the price of a step at this iteration, if not that of the configuration. Unless ``packed``,
+    padding is computed and then left out, to the same loss: all batches are of one shape then, and nobody
+    has to look at the lengths.
 
     >>> from torchpact.data import Parity
     >>> from torchpact.training.sequence_presets import sequence_preset
@@ -52,7 +56,9 @@ def sequence_loss(
     """
     if config.method == "ponder":
         return _expected(model, inputs, targets, config)
-    logits, after, ponders = model(inputs, states, lengths=lengths)
+    logits, after, ponders = model(inputs, states, lengths=lengths if packed else None)
+    if lengths is not None and not packed:
+        ponders = [without_padding(ponder, lengths) for ponder in ponders]
     nll = sequence_nll(logits, targets)
     price = config.tau if tau is None else tau
     if config.method == "reinforce":
@@ -65,6 +71,25 @@ def sequence_loss(
         steps = [ponder.expected_steps.sum() / positions for ponder in ponders]
         report = torch.stack([reported, nll.mean(), accuracy(logits, targets), *steps]).double()
     return Outcome(loss, report, after)
+
+
+def without_padding(ponder: Ponder, lengths: Tensor) -> Ponder:
+    """Let what a layer did after the end of sequences count for nothing.
+
+    >>> from torchpact.models import never_halt
+    >>> rnn = tp.AdaptiveRNN(nn.GRUCell(9, 16), 3, halting=never_halt, mode="thresholded")
+    >>> without_padding(rnn(torch.randn(5, 2, 8))[2], torch.tensor([5, 2])).steps
+    tensor([[3, 3, 3, 3, 3],
+            [3, 3, 0, 0, 0]])
+    """
+    over = torch.arange(ponder.steps.size(1), device=lengths.device) >= lengths.unsqueeze(1)
+    return Ponder(
+        probs=ponder.probs.masked_fill(over, 1.0),
+        steps=ponder.steps.masked_fill(over, 0),
+        expected_steps=ponder.expected_steps.masked_fill(over, 0.0),
+        cost=ponder.cost.masked_fill(over, 0.0),
+        log_prob=None if ponder.log_prob is None else ponder.log_prob.masked_fill(over, 0.0),
+    )
 
 
 def _expected(model: SequenceNet, inputs: Tensor, targets: Tensor, config: SequenceTrainConfig) -> Outcome:

@@ -1,10 +1,10 @@
 """One network learning from sequences: fresh examples of a task, or a text read window by window.
 
-As for images, everything random is a function of the seed and the iteration. The states that a text
-leaves behind are part of the state of training.
+As for images, everything random is a function of the seed and the iteration, and on a GPU the iteration is
+captured in a CUDA graph. The states that a text leaves behind are part of the state of training.
 """
 
-from typing import Any
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor
@@ -14,11 +14,15 @@ from torchpact import _state
 from torchpact._state import State
 from torchpact.baseline import EMABaseline
 from torchpact.models.sequence import SequenceNet
+from torchpact.training.capturing import Captured
 from torchpact.training.learns import Metrics
-from torchpact.training.sequence import Outcome, lengths_of, sequence_loss
+from torchpact.training.sequence import lengths_of, sequence_loss
 from torchpact.training.sequence_config import SequenceTrainConfig, make_task
 from torchpact.training.state import check_same_tensors, collect, derived_seed, make_room
 from torchpact.training.text import Streams
+
+Batch = tuple[Tensor, Tensor, Tensor | None]
+"""Inputs, targets, and the lengths of sequences where they differ."""
 
 
 class SequenceLearner:
@@ -32,17 +36,30 @@ class SequenceLearner:
     """
 
     def __init__(
-        self, config: SequenceTrainConfig, device: torch.device | str = "cpu", text: Tensor | None = None
+        self,
+        config: SequenceTrainConfig,
+        device: torch.device | str = "cpu",
+        text: Tensor | None = None,
+        *,
+        capture: bool | None = None,
     ) -> None:
         self.config = config
         self.device = torch.device(device)
+        # PonderNet's prior looks at its numbers, which an iteration that is captured cannot
+        may_capture = self.device.type == "cuda" and config.method != "ponder"
+        self.capture = may_capture if capture is None else capture
         self.iteration = 0
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(derived_seed(config.seed, "weights"))
             model = SequenceNet(config.network, config.training_mode())
         self.model = model.to(self.device).train()
         self.baseline = EMABaseline(config.baseline_decay).to(self.device)
-        self.optimizer = torch.optim.Adam(self.model.parameters(), lr=config.lr)
+        self.lr = torch.tensor(config.lr, device=self.device) if self.capture else config.lr
+        # fused kernels take a learning rate that lives on the device, which a captured iteration needs
+        fused = True if self.capture else None
+        self.optimizer = torch.optim.Adam(
+            self.model.parameters(), lr=self.lr, fused=fused, capturable=self.capture
+        )
         self.streams: Streams | None = None
         self._states: list[State] = []
         if config.is_text:
@@ -52,8 +69,13 @@ class SequenceLearner:
             self._states = self.model.zero_states(config.batch)
         else:
             self.task = make_task(config.task, config.sizes)
+        self._batch: Batch | None = None
+        self._tau: float | Tensor = (
+            torch.tensor(config.tau, device=self.device) if self.capture else config.tau
+        )
         self._sums = torch.zeros(3 + config.network.layers, dtype=torch.double, device=self.device)
         self._since = 0
+        self._captured = Captured(self.device) if self.capture else None
 
     @property
     def pace(self) -> tuple[str, int]:
@@ -62,51 +84,117 @@ class SequenceLearner:
         return ("characters", config.batch * config.window) if config.is_text else ("sequences", config.batch)
 
     def advance(self) -> None:
-        """Train for one iteration."""
-        for group in self.optimizer.param_groups:
-            group["lr"] = self.config.learning_rate(self.iteration)
-        torch.manual_seed(derived_seed(self.config.seed, "iteration", self.iteration))
-        outcome = self._read() if self.streams is not None else self._try()
+        """Train for one iteration; on a GPU the work may still be under way on return."""
+        with self._on_stream():
+            if self._captured is not None and not self._captured.recorded:
+                self._prepare(self._captured)
+            self._set_learning_rate()
+            self._set_price()
+            self._turn_to_batch()
+            torch.manual_seed(derived_seed(self.config.seed, "iteration", self.iteration))
+            if self._captured is not None:
+                self._captured.replay()
+            else:
+                self._iterate()
+        self.iteration += 1
+        self._since += 1
+
+    def _iterate(self) -> None:
+        """An iteration on the batch at hand, all of it on the device."""
+        assert self._batch is not None
+        inputs, targets, lengths = self._batch
+        outcome = sequence_loss(
+            self.model,
+            inputs,
+            targets,
+            self.config,
+            states=self._states or None,
+            lengths=lengths,
+            baseline=self.baseline,
+            tau=self._tau,
+            packed=not self.capture,
+        )
         self.optimizer.zero_grad(set_to_none=True)
         outcome.loss.backward()
         clip_grad_norm_(self.model.parameters(), self.config.clip_norm)
         self.optimizer.step()
         self._sums += outcome.report
-        self.iteration += 1
-        self._since += 1
+        if self._states:
+            assert outcome.states is not None
+            for kept, after in zip(self._states, outcome.states, strict=True):
+                for mine, new in zip(_state.parts(kept), _state.parts(after), strict=True):
+                    mine.copy_(new.detach())
 
-    def _try(self) -> Outcome:
-        """The outcome of fresh examples."""
+    def _turn_to_batch(self) -> None:
+        """Have the next examples, or the next window, where the iteration looks for them."""
+        batch = self._read() if self.streams is not None else self._draw()
+        if self._batch is None or not self.capture:
+            self._batch = batch
+            return
+        for here, new in zip(self._batch, batch, strict=True):
+            if here is not None and new is not None:
+                here.copy_(new)
+
+    def _draw(self) -> Batch:
+        """Fresh examples."""
         seed = derived_seed(self.config.seed, "examples", self.iteration)
         batch = self.task.sample(self.config.batch, torch.Generator(self.device).manual_seed(seed))
-        return self._outcome(batch.inputs, batch.targets, lengths=lengths_of(batch))
+        return batch.inputs, batch.targets, lengths_of(batch)
 
-    def _read(self) -> Outcome:
-        """The outcome of the next window, which begins with the states after the last."""
+    def _read(self) -> Batch:
+        """The next window, which begins with the states after the last; the first one with none."""
         assert self.streams is not None
         number = self.iteration % len(self.streams)
         if number == 0:
-            self._states = self.model.zero_states(self.config.batch)
+            for state in self._states:
+                for part in _state.parts(state):
+                    part.zero_()
         inputs, targets = self.streams[number]
-        outcome = self._outcome(inputs, targets.unsqueeze(2), states=self._states)
-        assert outcome.states is not None
-        self._states = [_state.map_state(lambda part: part.detach(), state) for state in outcome.states]
-        return outcome
+        return inputs, targets.unsqueeze(2), None
 
-    def _outcome(self, inputs: Tensor, targets: Tensor, **options: Any) -> Outcome:
-        options |= {"baseline": self.baseline, "tau": self.config.price(self.iteration)}
-        return sequence_loss(self.model, inputs, targets, self.config, **options)
+    def _set_learning_rate(self) -> None:
+        rate = self.config.learning_rate(self.iteration)
+        if isinstance(self.lr, Tensor):
+            self.lr.fill_(rate)
+            return
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+
+    def _set_price(self) -> None:
+        price = self.config.price(self.iteration)
+        if isinstance(self._tau, Tensor):
+            self._tau.fill_(price)
+        else:
+            self._tau = price
+
+    @torch.enable_grad()
+    def _prepare(self, captured: Captured) -> None:
+        """Warm up and capture the iteration, then put everything back as it was."""
+        torch.cuda.synchronize(self.device)  # weights may still be on their way, from another stream
+        before = {name: value.clone() for name, value in self.state().items()}
+        self._turn_to_batch()
+        captured.record(self._iterate, lambda: self.optimizer.zero_grad(set_to_none=True))
+        # the optimizer had no state before it ran; where there was none there are zeros now
+        for name, value in self.state().items():
+            if name in before:
+                value.copy_(before[name])
+            else:
+                value.zero_()
+        self._sums.zero_()
 
     def wait(self) -> None:
         """Wait until the device has done all that was asked of it."""
-        if self.device.type == "cuda":
+        if self._captured is not None:
+            self._captured.stream.synchronize()
+        elif self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 
     def metrics(self) -> Metrics:
         """Read the means since the last call; waits for the device."""
-        sums = (self._sums / max(self._since, 1)).tolist()
+        with self._on_stream():
+            sums = (self._sums / max(self._since, 1)).tolist()
+            self._sums.zero_()
         count, self._since = self._since, 0
-        self._sums.zero_()
         return Metrics(sums[0], sums[1], sums[2], sums[3:], count)
 
     def state(self) -> dict[str, Tensor]:
@@ -120,10 +208,17 @@ class SequenceLearner:
     @torch.no_grad()
     def load_state(self, tensors: dict[str, Tensor], iteration: int) -> None:
         """Continue from a state that :meth:`state` gave, at that iteration."""
-        make_room(self.model, self.optimizer, tensors)
-        own = self.state()
-        check_same_tensors(own, tensors)
-        for name, value in own.items():
-            value.copy_(tensors[name])
-        self.iteration, self._since = iteration, 0
-        self._sums.zero_()
+        with self._on_stream():
+            if self._captured is None:
+                make_room(self.model, self.optimizer, tensors)
+            elif not self._captured.recorded:
+                self._prepare(self._captured)
+            own = self.state()
+            check_same_tensors(own, tensors)
+            for name, value in own.items():
+                value.copy_(tensors[name])
+            self.iteration, self._since = iteration, 0
+            self._sums.zero_()
+
+    def _on_stream(self) -> AbstractContextManager[None]:
+        return nullcontext() if self._captured is None else self._captured.on_stream()

@@ -2,17 +2,21 @@
 
 import math
 from collections.abc import Iterator
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from torchpact import _state
 from torchpact._checks import check_count
-from torchpact.block import use_mode
+from torchpact._state import State
+from torchpact.block import Ponder, use_mode
+from torchpact.models.rnn import AdaptiveRNN
 from torchpact.models.sequence import SequenceNet
 from torchpact.modes import Mode
+from torchpact.training.capturing import Captured
 
 PASSAGE = 240
 """Of how many characters at the beginning of a text the steps are put down one by one."""
@@ -106,27 +110,27 @@ def evaluate_on_text(
     counts = torch.zeros_like(steps)
     training = model.training
     model.eval()
-    torch.manual_seed(seed)
     try:
         with use_mode(model, mode) if mode is not None else nullcontext():
-            states = None
-            for inputs, targets in streams.whole():
-                logits, states, ponders = model(inputs, states)
-                log_p = logits.squeeze(2).log_softmax(-1).gather(-1, targets.unsqueeze(-1))
-                sums[0] -= log_p.double().sum()
-                sums[1] += (logits.squeeze(2).argmax(-1) == targets).sum()
-                taken = torch.stack([ponder.steps for ponder in ponders]).sum(0).double().flatten()
-                kinds = kind_of[inputs].flatten()
-                steps.index_add_(0, kinds, taken)
-                counts.index_add_(0, kinds, torch.ones_like(taken))
+            reading = _Reading(model, len(streams[0][0]), streams.window)
+            with reading.on_stream():
+                torch.manual_seed(seed)
+                for inputs, targets in streams.whole():
+                    logits, taken = reading(inputs)
+                    log_p = logits.log_softmax(-1).gather(-1, targets.unsqueeze(-1))
+                    sums[0] -= log_p.double().sum()
+                    sums[1] += (logits.argmax(-1) == targets).sum()
+                    kinds = kind_of[inputs].flatten()
+                    steps.index_add_(0, kinds, taken.double().flatten())
+                    counts.index_add_(0, kinds, torch.ones_like(kinds, dtype=torch.double))
+                nll, right = (sums / counts.sum()).tolist()
             passage = text[:PASSAGE].long()
             logits, _, ponders = model(passage.unsqueeze(0))
             log_p = logits[0, :-1, 0].log_softmax(-1).gather(-1, passage[1:, None])[:, 0]
-            alone = torch.stack([ponder.steps for ponder in ponders]).sum(0)[0]
+            alone = _steps(ponders)[0]
     finally:
         model.train(training)
     total = counts.sum()
-    nll, right = (sums / total).tolist()
     means = (steps / counts).tolist()
     return TextEvaluation(
         bits_per_character=nll / math.log(2),
@@ -139,6 +143,65 @@ def evaluate_on_text(
         passage_steps=[int(n) for n in alone.tolist()],
         passage_bits=[8.0, *(-log_p / math.log(2)).tolist()],
     )
+
+
+class _Reading:
+    """A network that reads streams on from where it is; on a GPU, whole windows by a CUDA graph.
+
+    There the steps of one time step are too short to wait for each other: nobody leaves the batch.
+    """
+
+    def __init__(self, model: SequenceNet, batch: int, window: int) -> None:
+        self.model = model
+        self.states: list[State] = model.zero_states(batch)
+        device = model.readout.weight.device
+        self._captured = Captured(device) if device.type == "cuda" else None
+        self._inputs = torch.zeros(batch, window, dtype=torch.long, device=device)
+        self._read_last: tuple[Tensor, Tensor] | None = None
+        if self._captured is not None:  # what it will need may still be on its way, from another stream
+            torch.cuda.current_stream(device).synchronize()
+
+    def on_stream(self) -> AbstractContextManager[None]:
+        return nullcontext() if self._captured is None else self._captured.on_stream()
+
+    def __call__(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
+        """Logits and steps of each character; on a GPU they are there until the next call."""
+        if self._captured is None or inputs.shape != self._inputs.shape:
+            return self._read(inputs)
+        if not self._captured.recorded:
+            self._record(self._captured)
+        self._inputs.copy_(inputs)
+        self._captured.replay()
+        assert self._read_last is not None
+        return self._read_last
+
+    def _read(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
+        logits, states, ponders = self.model(inputs, self.states)
+        for kept, after in zip(self.states, states, strict=True):
+            for mine, new in zip(_state.parts(kept), _state.parts(after), strict=True):
+                mine.copy_(new)
+        return logits.squeeze(2), _steps(ponders)
+
+    def _record(self, captured: Captured) -> None:
+        layers = [layer for layer in self.model.rnn.layers if isinstance(layer, AdaptiveRNN)]
+        before = [layer.compact for layer in layers]
+        for layer in layers:  # so that what warms up is what is recorded
+            layer.compact = False
+        try:
+            captured.record(self._read_inputs, lambda: None, warm_up=1)
+        finally:
+            for layer, compact in zip(layers, before, strict=True):
+                layer.compact = compact
+        for state in self.states:
+            for part in _state.parts(state):
+                part.zero_()
+
+    def _read_inputs(self) -> None:
+        self._read_last = self._read(self._inputs)
+
+
+def _steps(ponders: list[Ponder]) -> Tensor:
+    return torch.stack([ponder.steps for ponder in ponders]).sum(0)
 
 
 def _kind(byte: int) -> int:

@@ -1,0 +1,213 @@
+"""Recurrent layers on a CPU, compiled: who halts goes on to the next input, whoever else still ponders.
+
+The kernel is ``recurrent.cpp``, compiled as :mod:`~torchpact.engines.native` is, on first use. It is for
+torch's own cells with a halting unit, in single precision and thresholded; for all else, and where there is
+no compiler, :class:`~torchpact.AdaptiveRNN` has a loop of its own.
+"""
+
+import ctypes
+import math
+from ctypes import POINTER, Structure, byref, c_float, c_int32, c_int64, c_void_p
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.utils.rnn import PackedSequence
+
+from torchpact import _state
+from torchpact._state import State
+from torchpact.block import AdaptiveBlock
+from torchpact.engines.folding import Unsupported
+from torchpact.engines.native import MAX_THREADS, _built
+from torchpact.models.cells import HaltingUnit, Transition, never_halt
+from torchpact.modes import Mode, Thresholded
+
+SOURCE = Path(__file__).with_suffix(".cpp")
+KINDS: dict[type[nn.Module], tuple[int, int]] = {nn.LSTMCell: (0, 4), nn.GRUCell: (1, 3), nn.RNNCell: (2, 1)}
+"""What the kernel calls a cell, and how many gates it has."""
+MOST_INPUTS = 16_000_000
+"""How many numbers the inputs' part of the gates may have; what is longer is read in pieces."""
+
+
+class _Layer(Structure):
+    _fields_ = (
+        *((name, c_void_p) for name in ("weights", "flag", "hidden_bias", "head")),
+        ("head_bias", c_float),
+        ("bound", c_float),
+        *((name, c_int32) for name in ("kind", "units", "max_steps")),
+    )
+
+
+class _Call(Structure):
+    _fields_ = (
+        *((name, c_void_p) for name in ("lengths", "offsets", "inputs", "h", "c")),
+        *((name, c_void_p) for name in ("spare", "output", "logits", "steps")),
+        ("rows", c_int64),
+        *((name, c_int32) for name in ("batch", "begin", "end", "threads")),
+    )
+
+
+class Reading(NamedTuple):
+    """What a layer did with packed sequences, row by row."""
+
+    output: Tensor
+    final: State
+    """The state after each sequence's last time step, in the order of packing."""
+    logits: Tensor
+    """Those of h after every iteration but the last, (L − 1, rows); +∞ where there was none."""
+    steps: Tensor
+
+
+_KERNELS: WeakKeyDictionary[nn.Module, tuple[list[Tensor], "RecurrentKernel"]] = WeakKeyDictionary()
+
+
+def kernel_for(block: AdaptiveBlock, mode: Mode) -> "RecurrentKernel | None":
+    """Return the kernel that does what a recurrent layer's block would; None if there is none."""
+    transition, head = block.steps[0], block.halting[0]
+    assert isinstance(transition, Transition)
+    if not _fits(block, transition.cell, head, mode):
+        return None
+    weights = [p.detach() for p in block.parameters()]
+    before = _KERNELS.get(block)
+    # values are compared: weights may change in ways that leave no trace elsewhere
+    if before is None or not all(map(torch.equal, before[0], weights)):
+        copies = [w.clone() for w in weights]
+        _KERNELS[block] = before = copies, RecurrentKernel(transition.cell, head, block.max_steps)
+    return before[1]
+
+
+def _fits(block: AdaptiveBlock, cell: nn.Module, head: nn.Module, mode: Mode) -> bool:
+    """Whether the kernel does what these modules would, with nobody watching them do it."""
+    if type(cell) not in KINDS or type(mode) is not Thresholded:
+        return False
+    if type(cell) is nn.RNNCell and cell.nonlinearity != "tanh":
+        return False
+    if not _never_halts(head) and not (type(head) is HaltingUnit and type(head.linear) is nn.Linear):
+        return False
+    if any(p.dtype != torch.float32 or p.device.type != "cpu" for p in block.parameters()):
+        return False
+    if any(m._forward_hooks or m._forward_pre_hooks for m in block.modules()):
+        return False
+    if torch.is_autocast_enabled("cpu") or torch._C._len_torch_dispatch_stack():
+        return False
+    return _there()
+
+
+def _never_halts(head: nn.Module) -> bool:
+    return getattr(head, "function", None) is never_halt
+
+
+@cache
+def _there() -> bool:
+    """Whether there is a kernel."""
+    try:
+        library()
+    except Unsupported:
+        return False
+    return True
+
+
+class RecurrentKernel:
+    """A cell and its halting unit in the layout of the kernel; weights that change later are not seen."""
+
+    def __init__(self, cell: nn.Module, head: nn.Module, max_steps: int) -> None:
+        assert isinstance(cell, nn.LSTMCell | nn.GRUCell | nn.RNNCell)
+        kind, gates = KINDS[type(cell)]
+        lanes, self.size = int(library().torchpact_lanes()), cell.hidden_size
+        self.units = -(-self.size // lanes) * lanes  # those added have weights of 0, and stay 0
+        self.gates, self.max_steps, self.has_c = gates, max_steps, kind == 0
+
+        def blocks(weight: Tensor) -> Tensor:
+            """Rows of gates as [units / lanes][gates][lanes]."""
+            by_gate = weight.detach().view(gates, self.size, -1)
+            padded = F.pad(by_gate, (0, 0, 0, self.units - self.size))
+            return padded.view(gates, -1, lanes, by_gate.size(2)).transpose(0, 1)
+
+        nothing = torch.zeros(gates * self.size)
+        in_bias, hidden_bias = (nothing if b is None else b.detach() for b in (cell.bias_ih, cell.bias_hh))
+        self.inner = torch.zeros(self.units)
+        if kind == 1:  # the bias of the new state is inside the reset gate
+            hidden_bias = hidden_bias.clone()
+            self.inner[: self.size] = hidden_bias[2 * self.size :]
+            hidden_bias[2 * self.size :] = 0
+        self.bias = blocks(in_bias + hidden_bias).flatten()
+        inputs = blocks(cell.weight_ih).flatten(0, 2)
+        self.from_input, self.flag = inputs[:, :-1].contiguous(), inputs[:, -1].contiguous()
+        self.weights = self._pad(blocks(cell.weight_hh)).permute(0, 3, 1, 2).contiguous()
+        if isinstance(head, HaltingUnit):
+            self.head, head_bias = self._pad(head.linear.weight.detach()[0]), head.linear.bias.item()
+        else:
+            self.head, head_bias = torch.zeros(self.units), -math.inf
+        self.c = _Layer(
+            weights=self.weights.data_ptr(),
+            flag=self.flag.data_ptr(),
+            hidden_bias=self.inner.data_ptr(),
+            head=self.head.data_ptr(),
+            head_bias=head_bias,
+            kind=kind,
+            units=self.units,
+            max_steps=max_steps,
+        )
+
+    def _pad(self, x: Tensor) -> Tensor:
+        """A copy with as many units as the kernel has, in memory order."""
+        return F.pad(x, (0, self.units - self.size)).clone(memory_format=torch.contiguous_format)
+
+    def _unpad(self, x: Tensor) -> Tensor:
+        return x[:, : self.size].contiguous()
+
+    def __call__(self, packed: PackedSequence, state: State, mode: Mode) -> Reading:
+        """Read sequences from a state on, in thresholded mode."""
+        assert isinstance(mode, Thresholded)
+        sizes = packed.batch_sizes
+        batch, rows = int(sizes[0]), len(packed.data)
+        offsets = F.pad(sizes.cumsum(0), (1, 0))
+        lengths = (sizes.unsqueeze(1) > torch.arange(batch)).sum(0)
+        parts = [self._pad(part) for part in _state.parts(state)]
+        spare = torch.empty_like(parts[0])
+        output = torch.empty(rows, self.units)
+        logits = torch.full((self.max_steps - 1, rows), torch.inf)
+        steps = torch.empty(rows, dtype=torch.long)
+        layer = _Layer.from_buffer_copy(self.c)  # other threads may be at it with another threshold
+        layer.bound = math.log(mode.threshold) - math.log1p(-mode.threshold)
+        call = _Call(
+            lengths=lengths.data_ptr(),
+            offsets=offsets.data_ptr(),
+            h=parts[0].data_ptr(),
+            c=parts[-1].data_ptr(),
+            spare=spare.data_ptr(),
+            output=output.data_ptr(),
+            logits=logits.data_ptr(),
+            steps=steps.data_ptr(),
+            rows=rows,
+            batch=batch,
+            threads=max(min(torch.get_num_threads(), MAX_THREADS, batch), 1),
+        )
+        time, begin = len(sizes), 0
+        while begin < time:
+            most = int(offsets[begin]) + max(MOST_INPUTS // (self.gates * self.units), 1)
+            end = max(int((offsets <= most).sum()) - 1, begin + 1)
+            chunk = packed.data[offsets[begin] : offsets[end]]
+            inputs = F.linear(chunk, self.from_input, self.bias).contiguous()
+            call.inputs, call.begin, call.end = inputs.data_ptr(), begin, end
+            library().torchpact_read(byref(layer), byref(call))
+            begin = end
+        final = tuple(self._unpad(part) for part in parts)
+        return Reading(self._unpad(output), final if self.has_c else final[0], logits, steps)
+
+
+@cache
+def library() -> ctypes.CDLL:
+    """Return the kernel, compiled for this machine if it has not been; raise Unsupported if that fails."""
+    try:
+        kernel = ctypes.CDLL(str(_built(SOURCE)))
+    except (OSError, RuntimeError) as error:
+        raise Unsupported(f"recurrent: no library ({' '.join(str(error).split())})") from error
+    kernel.torchpact_lanes.restype, kernel.torchpact_lanes.argtypes = c_int32, []
+    kernel.torchpact_read.restype = None
+    kernel.torchpact_read.argtypes = [POINTER(_Layer), POINTER(_Call)]
+    return kernel

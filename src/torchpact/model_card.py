@@ -1,0 +1,134 @@
+"""The card of a pretrained network, as Markdown; its head is what the Hugging Face hub reads."""
+
+import textwrap
+from typing import Any
+
+from torchpact.experiments.plotting import title_of
+from torchpact.flops import max_flops
+from torchpact.models import ResNetConfig, build
+from torchpact.models.zoo import Entry
+from torchpact.training import TrainConfig
+
+_HEAD = """\
+---
+license: apache-2.0
+library_name: torchpact
+pipeline_tag: image-classification
+datasets:
+- uoft-cs/cifar10
+---
+"""
+
+_DATA = """\
+CIFAR-10 (A. Krizhevsky: *Learning Multiple Layers of Features from Tiny Images*, 2009): trained on its
+50,000 training images, measured on {images:,} test images, which had no part in training. Images are
+standardised one by one (`torchpact.data.standardize`)."""
+
+_LIMITS = """\
+Made to study adaptive computation, and to start from. It knows CIFAR-10's ten classes and 32×32 pixels,
+always names one of the classes, and was not examined for bias."""
+
+_LICENCE = """\
+Weights: Apache-2.0, as torchpact. CIFAR-10 comes without a licence; its author asks to cite the report
+above."""
+
+
+def markdown(entry: Entry) -> str:
+    """Return the whole card."""
+    config = TrainConfig.from_dict(entry.config)
+    images = next(iter(entry.card["results"].values()))["images"]
+    paragraphs = [
+        f"**Data.** {_DATA.format(images=images)}",
+        f"**Recipe.** {_recipe(config, entry.card)}",
+        f"**Stored** {_stored(entry.card)}",
+        f"**Limits.** {_LIMITS}",
+        f"**Licence.** {_LICENCE}",
+    ]
+    sections = [
+        f"{_HEAD}\n# {entry.name}",
+        f"{title(config)}, for CIFAR-10: {_what(config)}.",
+        f"```python\n{_call(entry)}\n```",
+        _results(entry),
+        *(textwrap.fill(paragraph, 110, break_on_hyphens=False) for paragraph in paragraphs),
+    ]
+    return "\n\n".join(sections) + "\n"
+
+
+def title(config: TrainConfig) -> str:
+    """What a network for images is, in a few words.
+
+    >>> title(TrainConfig(tau=0.01))
+    'ResNet-32, PSACT, τ = 0.01'
+    """
+    kind = "plain" if config.method == "plain" else title_of(config)
+    return f"ResNet-{config.network.layers}, {kind}"
+
+
+def _what(config: TrainConfig) -> str:
+    if config.method == "plain":
+        return "the network that adaptive ones are compared with and start from"
+    where = "pixel" if config.network.per == "pixel" else "image"
+    return f"it decides for every {where}, block by block, how many residual units to run"
+
+
+def _call(entry: Entry) -> str:
+    config = entry.network
+    adaptive, name = config.adaptive, entry.short_name
+    mode = "act" if entry.config["method"] == "act" else "thresholded"
+    arguments = f'mode="{mode}", pretrained="{name}"' if adaptive else f'pretrained="{name}"'
+    return f"model = tp.models.{'psact_' if adaptive else ''}resnet{config.layers}({arguments})"
+
+
+def _results(entry: Entry) -> str:
+    plain = max_flops(
+        build(ResNetConfig(units=entry.network.units, width=entry.network.width, adaptive=False))
+    )
+    lines = ["| mode | accuracy | nll | MFLOPs an image | of the plain network | units by block |"]
+    lines.append("| --- | --- | --- | --- | --- | --- |")
+    for mode, m in entry.card["results"].items():
+        units = " / ".join(f"{steps:.2f}" for steps in m["steps"]) or "all"
+        flops = f"{m['flops'] / 1e6:.1f} ± {m['flops_std'] / 1e6:.1f} | {m['flops'] / plain:.0%}"
+        lines.append(f"| {mode} | {m['accuracy']:.2%} | {m['nll']:.3f} | {flops} | {units} |")
+    return "\n".join(lines)
+
+
+def _recipe(config: TrainConfig, card: dict[str, Any]) -> str:
+    begun = "From a trained plain network of the same depth" if card["warm_start"] else "From random weights"
+    how = {
+        "plain": "cross-entropy",
+        "relaxed": "the MAP objective in relaxed mode",
+        "reinforce": "the MAP objective by REINFORCE",
+        "act": "cross-entropy and ACT's ponder cost",
+    }[config.method]
+    price = "" if config.method == "plain" else f", τ = {config.tau:g}"
+    ramp = f" ramped in over {config.tau_ramp:.0%} of training" if config.tau_ramp and price else ""
+    rate = (
+        "as a cosine"
+        if config.schedule == "cosine"
+        else f"÷ 10 after {', '.join(f'{share:.0%}' for share in config.milestones)}"
+    )
+    optimizer = (
+        "Adam"
+        if config.optimizer == "adam"
+        else f"SGD with {'Nesterov ' if config.nesterov else ''}momentum {config.momentum:g}"
+    )
+    smoothing = f", label smoothing {config.label_smoothing:g}" if config.label_smoothing else ""
+    versions = card["trained_on"]
+    parts = [
+        f"{begun}; {how}{price}{ramp}; {config.iterations:,} iterations of {config.batch} images;",
+        f"{optimizer}, learning rate {config.lr:g} {rate}, weight decay {config.weight_decay:g}{smoothing};",
+        f"shifts of up to {config.pad} pixels, and flips; {config.precision}; seed {config.seed}. Trained in",
+        f"{card['training_seconds'] / 60:.1f} minutes, perhaps beside other runs, on {versions['device']},",
+        f"by torch {versions['torch']}.",
+    ]
+    return " ".join(parts)
+
+
+def _stored(card: dict[str, Any]) -> str:
+    if not card["stored_in_half"]:
+        return "in single precision: in half precision accuracy changed by more than 0.05 points."
+    most = max(map(abs, card["change_of_accuracy"].values()))
+    return (
+        "in half precision (norms and biases in single), which the table is measured with; "
+        f"it changed accuracy by at most {100 * most:.2f} points."
+    )

@@ -1,0 +1,98 @@
+"""Pretrained networks that come with the package, each with a card that says what it is.
+
+An entry is a checkpoint of weights alone, whose header holds its training configuration and what was
+measured; ``torchpact zoo add`` makes one of a finished run.
+"""
+
+import json
+from dataclasses import dataclass
+from importlib.resources import as_file, files
+from pathlib import Path
+from typing import Any
+
+from safetensors import safe_open
+
+from torchpact.block import use_mode
+from torchpact.models.config import ResNetConfig
+from torchpact.models.resnet import ResNet
+from torchpact.modes import Mode
+
+with as_file(files("torchpact.models") / "weights") as _folder:
+    FOLDER = _folder
+    """Where entries are."""
+
+_MODES = ("plain", "relaxed", "discrete", "act", "thresholded")
+"""In the order of people: as trained first, as deployed last."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A pretrained network: its name, as "resnet32-tau0.01", its file, and what is known of it."""
+
+    name: str
+    path: Path
+    config: dict[str, Any]
+    """The configuration it was trained with."""
+    card: dict[str, Any]
+    """What the model card says, as plain values; "results" has what was measured in each mode."""
+
+    @property
+    def short_name(self) -> str:
+        """The name without the network's."""
+        return self.name.partition("-")[2]
+
+    @property
+    def network(self) -> ResNetConfig:
+        """What the network is, apart from its weights."""
+        return ResNetConfig(**self.config["network"])
+
+    def is_like(self, config: ResNetConfig) -> bool:
+        """Whether the network has this depth, and is adaptive or plain alike."""
+        return self.network.units == config.units and self.network.adaptive == config.adaptive
+
+
+def entries(folder: Path = FOLDER) -> list[Entry]:
+    """Return all entries, small networks first, the plain ones before adaptive ones.
+
+    >>> [entry.name for entry in entries()][0]
+    'resnet32-plain'
+    """
+    found = [read(path) for path in folder.glob("*.safetensors")]
+    return sorted(found, key=lambda e: (e.network.units, e.network.adaptive, _method(e), e.config["tau"]))
+
+
+def find(name: str) -> Entry:
+    """Return the entry of that name."""
+    known = {entry.name: entry for entry in entries()}
+    if name not in known:
+        raise ValueError(f"expected a network of the zoo among {', '.join(known)}; got {name!r}")
+    return known[name]
+
+
+def load(name: str, mode: Mode | str | None = None) -> ResNet:
+    """Return a pretrained network, in evaluation, in the mode given or else the one it was trained in.
+
+    >>> model = load("resnet32-tau0.01", mode="thresholded")
+    >>> model.training, model.config.units
+    (False, 5)
+    """
+    # training builds on models: at the top of the file this would be a circle
+    from torchpact.training.checkpoint import load_model
+
+    model, _ = load_model(find(name).path)
+    if mode is not None:
+        use_mode(model, mode)
+    return model
+
+
+def read(path: Path) -> Entry:
+    """Read what a file of the zoo says of itself; its weights are not read, nor checked."""
+    with safe_open(path, framework="pt") as file:
+        info = json.loads(file.metadata()["info"])
+    card = info["card"]
+    card["results"] = {mode: card["results"][mode] for mode in _MODES if mode in card["results"]}
+    return Entry(path.stem, path, info["config"], card)
+
+
+def _method(entry: Entry) -> int:
+    return ["plain", "relaxed", "reinforce", "act"].index(entry.config["method"])

@@ -1,0 +1,102 @@
+"""From a finished run to an entry of the zoo: weights in half precision where that is as good, and a card."""
+
+import json
+import platform
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import torchpact
+from torchpact._files import write_whole
+from torchpact.data import Images
+from torchpact.model_card import markdown
+from torchpact.models import ResNet, build, zoo
+from torchpact.models.zoo import Entry
+from torchpact.training import TrainConfig
+from torchpact.training.checkpoint import load_model, save_checkpoint
+from torchpact.training.evaluate import evaluate_modes
+from torchpact.training.run_files import RunFiles
+
+TOLERANCE = 0.0005
+"""What accuracy may lose or gain in half precision: 0.05 points."""
+
+MOST_BYTES = 4_000_000
+
+
+def add_entry(run: Path, name: str, test: Images, folder: Path = zoo.FOLDER) -> Entry:
+    """Make an entry called "resnet32-NAME" of a finished run, measured anew on ``test``.
+
+    One of the same name is replaced. Matrices and filters are stored in half precision, unless accuracy
+    changes by more than 0.05 points in any mode; norms and biases, which are few, stay as they are.
+    """
+    files = RunFiles(run)
+    record = _finished(files)
+    model, config = load_model(files.last)
+    full = evaluate_modes(model.to(test.images.device), test, config.modes)
+    small = _halved(model)
+    results = evaluate_modes(small, test, config.modes)
+    change = {mode: results[mode]["accuracy"] - full[mode]["accuracy"] for mode in full}
+    half = max(map(abs, change.values())) <= TOLERANCE
+    if not half:
+        small, results, change = model, full, dict.fromkeys(full, 0.0)
+    card = {
+        "results": results,
+        "stored_in_half": half,
+        "change_of_accuracy": change,
+        "warm_start": record.get("warm_start") is not None,
+        "trained_on": record["versions"],
+        "training_seconds": record["training_seconds"],
+        "measured_on": {
+            "torchpact": torchpact.__version__,
+            "torch": torch.__version__,
+            "device": test.images.device.type,
+            "python": platform.python_version(),
+        },
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"resnet{config.network.layers}-{_check_name(name)}.safetensors"
+    _write(path, small, config, card, half)
+    entry = zoo.read(path)
+    write_whole(path.with_suffix(".md"), markdown(entry).encode())
+    return entry
+
+
+def _finished(files: RunFiles) -> dict[str, Any]:
+    if not files.run.is_file():
+        raise ValueError(f"{files.folder}: expected the folder of a run, got one without run.json")
+    record: dict[str, Any] = json.loads(files.run.read_text())
+    if record["status"] != "finished" or "task" in record["config"]:
+        kind = "for sequences" if "task" in record["config"] else f"that is {record['status']}"
+        raise ValueError(f"{files.folder}: expected a finished run on images, got one {kind}")
+    return record
+
+
+def _check_name(name: str) -> str:
+    if not name or not all(c.isalnum() or c in "-._" for c in name):
+        raise ValueError(f"expected a name of letters, digits, '-', '.' and '_'; got {name!r}")
+    return name
+
+
+def _halved(model: ResNet) -> ResNet:
+    """The network that is read back from weights stored in half precision."""
+    copy = build(model.config, getattr(model.blocks[0], "mode", None)).to(model.classifier.weight.device)
+    copy.load_state_dict(_stored(model, half=True))
+    return copy.eval()
+
+
+def _stored(model: ResNet, half: bool) -> dict[str, Tensor]:
+    weights = model.state_dict()
+    return {k: v.half() if half and v.dim() > 1 else v for k, v in weights.items()}
+
+
+def _write(path: Path, model: ResNet, config: TrainConfig, card: dict[str, Any], half: bool) -> None:
+    tensors = {f"model.{k}": v for k, v in _stored(model, half).items()}
+    size = sum(v.numel() * v.element_size() for v in tensors.values())
+    if size > MOST_BYTES:
+        raise ValueError(f"{path.stem}: expected weights of at most {MOST_BYTES:,} bytes, got {size:,}")
+    # how a run looked at itself is no part of what the network is
+    kept = replace(config, variance_samples=0)
+    save_checkpoint(path, tensors, {"config": kept.to_dict(), "card": card})

@@ -1,0 +1,153 @@
+// The page: what the data says, put into words, tiles, charts and a table.
+"use strict";
+const DATA = JSON.parse(document.getElementById("data").textContent);
+const percent = (value, digits = 2) => `${(100 * value).toFixed(digits)} %`;
+const signed = (value, digits) => `${value < 0 ? "−" : "+"}${Math.abs(value).toFixed(digits)}`;
+const KINDS = { thresholded: "circle", plain: "circle", discrete: "triangle", relaxed: "diamond", act: "square" };
+const MAIN = ["thresholded", "plain", "act", "discrete", "relaxed"];
+const spoken = mode => mode === "act" ? "ACT" : mode;
+const mainMode = run => run.method === "act" && run.results.act ? "act" : MAIN.find(m => run.results[m]) || Object.keys(run.results)[0];
+let chosen = 0, viewer = null;
+
+function tile(value, words, main = false) {
+  return element("div", { className: `tile${main ? " main" : ""}` }, element("b", { textContent: value }), element("span", { textContent: words }));
+}
+
+function partner(run) {
+  if (run.method === "plain" || run.units === null) return null;
+  const plain = DATA.runs.filter(r => r.method === "plain" && r.units === run.units && r.results.plain && r.width === run.width);
+  return plain.find(r => r.seed === run.seed) || plain[0] || null;
+}
+
+function headline() {
+  const run = DATA.runs[chosen], mode = mainMode(run), found = run.results[mode], tiles = [];
+  const plain = partner(run);
+  if (found) {
+    if (found.flops && run.plain_flops && run.method !== "plain")
+      tiles.push(tile(percent(1 - found.flops / run.plain_flops, 0), "fewer FLOPs than the plain network", true));
+    const against = plain ? `accuracy; plain ${percent(plain.results.plain.accuracy)}` : `accuracy${found.images ? `, ${found.images.toLocaleString("en")} images` : ""}`;
+    tiles.push(tile(percent(found.accuracy), against));
+    const time = run.timing && run.timing.modes[mode];
+    if (time && run.method !== "plain") tiles.push(tile(`${(run.timing.plain / time).toFixed(2)} ×`, `as fast as run in full, ${run.timing.device}`));
+    else if (time) tiles.push(tile(`${(1000 * time).toFixed(2)} ms`, `an image, ${run.timing.device}`));
+    if (found.flops) tiles.push(tile((found.flops / 1e6).toFixed(1), "MFLOPs an image"));
+  }
+  if (run.status !== "finished") tiles.push(tile(percent(run.iteration / run.iterations, 0), `of training done (${run.iteration.toLocaleString("en")} iterations)`));
+  document.getElementById("headline").replaceChildren(...tiles);
+  document.getElementById("title").textContent = run.title;
+  const parts = [];
+  if (found && plain) parts.push(`${signed(100 * (found.accuracy - plain.results.plain.accuracy), 2)} points against the plain network it is compared with, in ${spoken(mode)} mode.`);
+  else if (found) parts.push(mode === "plain" ? "Runs all of its units everywhere." : `Evaluated in ${spoken(mode)} mode.`);
+  if (run.status !== "finished") parts.push("Still training, or interrupted: these are the newest numbers there are.");
+  if (run.note) parts.push(run.note);
+  document.getElementById("summary").textContent = parts.join(" ");
+}
+
+function points(value) {
+  const found = [];
+  DATA.runs.forEach((run, index) => {
+    for (const [mode, m] of Object.entries(run.results)) {
+      const x = value(run, mode, m);
+      if (x == null) continue;
+      found.push({
+        x, y: 100 * m.accuracy, kind: KINDS[mode] || "circle", hollow: mode === "plain", on: index === chosen,
+        label: mode === mainMode(run) ? run.label : "", choose: () => choose(index),
+        tip: `${run.title}\n${mode}: ${percent(m.accuracy)}` + (m.flops ? `, ${(m.flops / 1e6).toFixed(1)} MFLOPs` : "") +
+          (run.timing && run.timing.modes[mode] ? `\n${(1000 * run.timing.modes[mode]).toFixed(3)} ms an image` : ""),
+      });
+    }
+  });
+  return found;
+}
+
+function tradeoff() {
+  const byFlops = points((run, mode, m) => m.flops ? m.flops / 1e6 : null);
+  const byTime = points((run, mode) => run.timing && run.timing.modes[mode] ? 1000 * run.timing.modes[mode] : null);
+  document.getElementById("tradeoff").hidden = !byFlops.length;
+  if (byFlops.length) scatter(document.getElementById("by-flops"), byFlops, { xlabel: "MFLOPs an image" });
+  document.getElementById("time-figure").hidden = !byTime.length;
+  if (byTime.length) {
+    const { device, batch } = DATA.runs.find(run => run.timing).timing;
+    document.getElementById("time-caption").textContent = `by time, deployed on ${device}, ${batch} images at once`;
+    scatter(document.getElementById("by-time"), byTime, { xlabel: "milliseconds an image" });
+  }
+  const modes = new Set(DATA.runs.flatMap(run => Object.keys(run.results)));
+  const names = { plain: "○ plain", thresholded: "● thresholded", discrete: "▲ discrete", relaxed: "◆ relaxed", act: "■ ACT" };
+  document.getElementById("legend").textContent = `Test accuracy in %. ${Object.keys(names).filter(m => modes.has(m)).map(m => names[m]).join("   ")}`;
+}
+
+function training() {
+  const lines = key => DATA.runs.map((run, index) => ({
+    points: run.history.filter(e => e.kind === "train" && e[key] != null).map(e => [e.iteration, key === "accuracy" ? 100 * e[key] : e[key]]),
+    on: index === chosen, label: DATA.runs.length > 1 ? run.label : "",
+  }));
+  curves(document.getElementById("curve-loss"), lines("loss"));
+  const dots = DATA.runs.map((run, index) => ({
+    points: run.history.filter(e => e.kind === "validate" && e.accuracy != null).map(e => [e.iteration, 100 * e.accuracy]),
+    on: index === chosen, dots: true,
+  }));
+  curves(document.getElementById("curve-accuracy"), [...lines("accuracy"), ...dots]);
+  const run = DATA.runs[chosen], events = run.history.filter(e => e.kind === "train" && e.expected_steps && e.expected_steps.length);
+  document.getElementById("steps-figure").hidden = !events.length;
+  document.getElementById("steps-of").textContent = DATA.runs.length > 1 ? `of ${run.label}` : "";
+  const blocks = events.length ? events[0].expected_steps.map((_, k) => ({
+    points: events.map(e => [e.iteration, e.expected_steps[k]]), on: true, label: events[0].expected_steps.length > 1 ? `block ${k + 1}` : "",
+  })) : [];
+  if (blocks.length) curves(document.getElementById("curve-steps"), blocks);
+  document.getElementById("training").hidden = !DATA.runs.some(run => run.history.length);
+}
+
+function table() {
+  const head = ["run", "mode", "accuracy", "MFLOPs", "of plain", "ms an image", "units by block", "seed", "status"];
+  const numbers = new Set([2, 3, 4, 5]), hidden = new Set(DATA.runs.some(run => run.timing) ? [] : [5]);
+  const cell = (kind, text, i) => element(kind, { textContent: text, className: numbers.has(i) ? "number" : "" });
+  const rows = [element("tr", {}, ...head.map((text, i) => cell("th", text, i)).filter((_, i) => !hidden.has(i)))];
+  DATA.runs.forEach((run, index) => {
+    const modes = Object.entries(run.results);
+    (modes.length ? modes : [["", null]]).forEach(([mode, m], first) => {
+      const time = run.timing && run.timing.modes[mode], steps = m && [m.steps].flat();
+      const cells = ["", mode, m ? percent(m.accuracy) : "", m && m.flops ? (m.flops / 1e6).toFixed(1) : "",
+        m && m.flops && run.plain_flops ? percent(m.flops / run.plain_flops, 0) : "", time ? (1000 * time).toFixed(3) : "",
+        steps ? steps.map(s => s.toFixed(2)).join("  ") || "all" : "", first ? "" : run.seed, first ? "" : run.status === "finished" ? "finished" : `${run.iteration} of ${run.iterations}`];
+      const row = element("tr", { className: index === chosen ? "on" : "" }, ...cells.map((text, i) => cell("td", text, i)).filter((_, i) => !hidden.has(i)));
+      if (!first) {
+        const button = element("button", { type: "button", textContent: run.title, title: run.folder });
+        button.addEventListener("click", () => choose(index));
+        row.firstChild.append(button);
+      }
+      rows.push(row);
+    });
+  });
+  document.getElementById("runs").replaceChildren(element("tbody", {}, ...rows));
+}
+
+function choose(index, fromViewer = false) {
+  chosen = index;
+  render();
+  const own = DATA.galleries.findIndex(g => g.run === index);
+  if (viewer && !fromViewer && own >= 0) viewer.network(own);
+}
+
+function render() { headline(); tradeoff(); training(); table(); }
+
+function theme(name) {
+  document.documentElement.dataset.theme = name;
+  if (viewer) viewer.network(viewer.galleries.indexOf(viewer.gallery));
+}
+
+const dark = window.matchMedia("(prefers-color-scheme: dark)");
+theme(dark.matches ? "dark" : "light");
+dark.addEventListener("change", e => theme(e.matches ? "dark" : "light"));
+document.getElementById("theme").addEventListener("click", () => theme(document.documentElement.dataset.theme === "dark" ? "light" : "dark"));
+chosen = DATA.chosen;
+render();
+if (DATA.galleries.length) {
+  document.getElementById("gallery-section").hidden = false;
+  viewer = new Viewer(DATA.galleries, DATA.galleries.map(g => DATA.runs[g.run].title), run => choose(run, true));
+  const own = DATA.galleries.findIndex(g => g.run === chosen);
+  if (own > 0) viewer.network(own);
+}
+let resized;
+window.addEventListener("resize", () => { clearTimeout(resized); resized = setTimeout(() => { tradeoff(); training(); }, 100); });
+document.getElementById("footer").textContent = DATA.footer;
+document.documentElement.dataset.ready = "true";

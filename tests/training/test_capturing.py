@@ -1,0 +1,79 @@
+"""What can be seen on a CPU of iterations that a GPU captures: that nothing in them waits for a value."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from tests.training.test_sequence import METHODS, config, network
+from tests.training.test_sequence_trainer import TEXTS, settings
+from torchpact.baseline import EMABaseline
+from torchpact.training import SequenceLearner
+from torchpact.training.sequence import sequence_loss
+from torchpact.training.sequence_config import make_task
+
+
+class Apart(TorchDispatchMode):
+    """Refuses to make tensors of numbers, and to take them from one device to another."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        moved = "copy" in str(func) and result.device != args[-1 if "copy_" in str(func) else 0].device
+        if moved or "lift_fresh" in str(func):
+            raise AssertionError(f"{func} in an iteration to capture")
+        return result
+
+
+def test_tensors_that_move_are_noticed():
+    with pytest.raises(AssertionError, match="lift_fresh"), Apart():
+        torch.tensor(0.5)
+    with pytest.raises(AssertionError, match="copy"), Apart():
+        torch.ones(3).to("meta")
+
+
+@pytest.mark.parametrize("method", METHODS[:-1])
+@pytest.mark.parametrize("name", ["parity", "addition", "sort", "enwik8"])
+def test_an_iteration_waits_for_no_value(monkeypatch, name, method):
+    """On the device "meta" there are none to wait for."""
+    chosen = settings(name, method, cell="lstm")
+    source = SequenceLearner(chosen, text=TEXTS.train)
+    source._turn_to_batch()
+    assert source._batch is not None
+    inputs, targets, lengths = source._batch
+    learner = SequenceLearner(chosen, "meta", TEXTS.train)
+    learner._batch = inputs.to("meta"), targets.to("meta"), None if lengths is None else lengths.to("meta")
+    learner.capture = True
+    # on the device for a captured one, but not on this
+    monkeypatch.setattr(learner.optimizer, "step", lambda: None)
+    with Apart():
+        learner._iterate()
+    assert all(p.grad is not None for p in learner.model.parameters())
+
+
+@pytest.mark.parametrize("method", METHODS[:-1])
+@pytest.mark.parametrize("name", ["logic", "addition", "sort"])
+def test_padding_that_is_computed_counts_for_nothing(monkeypatch, name, method):
+    """Without noise, which differs with the shape, both ways give one loss, report and gradient."""
+    monkeypatch.setattr("torchpact.modes.logistic_noise", lambda like, generator=None: torch.zeros_like(like))
+    torch.manual_seed(0)
+    chosen = config(name, method, tau=0.3, halting_bias=-0.5)
+    model = network(chosen).double()
+    batch = make_task(name, chosen.sizes).sample(30)
+    assert batch.lengths.unique().numel() > 1
+    found = []
+    for packed in (True, False):
+        model.zero_grad()
+        outcome = sequence_loss(
+            model,
+            batch.inputs.double(),
+            batch.targets,
+            chosen,
+            lengths=batch.lengths,
+            baseline=EMABaseline(),
+            packed=packed,
+        )
+        outcome.loss.backward()
+        found.append([outcome.loss, outcome.report, *(p.grad for p in model.parameters())])
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other)
