@@ -2,11 +2,13 @@
 
     python benchmarks/engines_gpu.py [--out benchmarks/engines_gpu.csv] [--quick]
 
-Blocks of five units and whole networks, bf16, channels last, every candidate captured in a CUDA graph. Dense
-alternatives are the plain units with batch norms folded, by cuDNN with its fastest algorithms and, unless
---quick, compiled by torch.compile with max-autotune. Masks are blobs that halt after the first unit of a
-block, as in engines_cpu.py. ``of_theory`` is the measured speed-up over the best of them divided by that of
-FLOPs.
+Blocks of five units and whole networks, bf16, channels last. Blocks and dense alternatives are captured in
+CUDA graphs; deployed networks have graphs of their own, and are called as users call them. Dense alternatives
+are the plain units with batch norms folded, by cuDNN with its fastest algorithms and, unless --quick, by
+torch.compile with max-autotune. Masks are blobs that halt after the first unit of a block, as in
+engines_cpu.py. ``of_theory`` is the measured speed-up over the best of them divided by that of FLOPs;
+``dense_first_us`` is the time of a block whose first unit, which runs everywhere, is left to cuDNN, and
+``in_order_us`` that of one whose kernels are not started early, ``not_bulk_us`` of one without bulk loads.
 """
 
 import argparse
@@ -15,25 +17,28 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from engines_cpu import FoldedNet, with_blobs
 from table import write_csv
 from torch import Tensor, nn
 
+from torchpact.bench.blobs import block_with_blobs, with_blobs
+from torchpact.bench.dense import FoldedNet
 from torchpact.engines import FoldedBlock, deploy
 from torchpact.engines.gpu import SparseGPUBlock
-from torchpact.flops import flops_from_ponders, max_flops
+from torchpact.flops import _block_flops, flops_from_ponders, max_flops
 from torchpact.models import ResNetConfig, build
 from torchpact.training.algorithms import fastest_algorithms
 
 BLOCKS = [  # channels, size of the maps, batch
-    (16, 32, 1024),
-    (32, 16, 1024),
-    (64, 8, 1024),
     (64, 56, 64),
     (128, 28, 64),
     (256, 14, 64),
     (512, 7, 64),
+    (64, 8, 1024),
+    (32, 16, 1024),
+    (16, 32, 1024),
 ]
+
+NETWORKS = [(18, 1024), (5, 1024), (18, 1)]  # units of a block, batch
 
 
 def microseconds(work: Callable[[], object]) -> float:
@@ -46,14 +51,19 @@ def microseconds(work: Callable[[], object]) -> float:
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, stream=stream):
             work()
-        times = []
-        for _ in range(33):
-            start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-            start.record()
-            graph.replay()
-            end.record()
-            end.synchronize()
-            times.append(start.elapsed_time(end) * 1e3)
+        return called(graph.replay)
+
+
+def called(work: Callable[[], object]) -> float:
+    """The median time of work that is started by the host."""
+    times = []
+    for _ in range(33):
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        work()
+        end.record()
+        end.synchronize()
+        times.append(start.elapsed_time(end) * 1e3)
     return float(statistics.median(times[3:]))
 
 
@@ -69,20 +79,23 @@ def dense_times(dense: nn.Module, example: Tensor, quick: bool) -> dict[str, flo
 def block_row(
     channels: int, size: int, batch: int, active: float, known: dict[str, float]
 ) -> dict[str, object]:
-    config = ResNetConfig(units=5, width=channels // 16, image_size=size)
-    model, images = with_blobs(config, batch, active)
-    model, images = model.cuda().bfloat16(), images.cuda().bfloat16()
-    with torch.no_grad():
-        u = model.stem(images).contiguous(memory_format=torch.channels_last)
-    sparse = SparseGPUBlock(FoldedBlock(model.blocks[0]))
+    block, u = block_with_blobs(channels, size, batch, active)
+    block, u = block.cuda().bfloat16(), u.cuda().bfloat16()
+    folded = FoldedBlock(block)
+    sparse, dense_first = SparseGPUBlock(folded), SparseGPUBlock(folded, own_first=False)
+    in_order, piecemeal = SparseGPUBlock(folded, early=False), SparseGPUBlock(folded, bulk=False)
     if not known:
-        known |= dense_times(nn.Sequential(*FoldedBlock(model.blocks[0]).units), u, ARGUMENTS.quick)
+        known |= dense_times(nn.Sequential(*folded.units), u, ARGUMENTS.quick)
     with torch.no_grad():
-        _, ponders = model(images)
-    flops = float(flops_from_ponders(model, ponders, images.shape).blocks[:, 0].double().mean())
+        _, ponder = block(u)
+    flops = float(_block_flops(block, ponder.steps, size, size).double().mean())
     plain = 2.0 * 10 * 9 * channels**2 * size**2  # two convolutions in each of five units
     name = f"block {channels}×{size}×{size}"
-    return _row(name, batch, active, known, microseconds(lambda: sparse(u)), plain / flops)
+    row = _row(name, batch, active, known, microseconds(lambda: sparse(u)), plain / flops)
+    row["dense_first_us"] = round(microseconds(lambda: dense_first(u)), 1)
+    row["in_order_us"] = round(microseconds(lambda: in_order(u)), 1)
+    row["not_bulk_us"] = round(microseconds(lambda: piecemeal(u)), 1)
+    return row
 
 
 def network_row(units: int, batch: int, active: float, known: dict[str, float]) -> dict[str, object]:
@@ -97,7 +110,7 @@ def network_row(units: int, batch: int, active: float, known: dict[str, float]) 
     flops = float(flops_from_ponders(model, ponders, images.shape).total.double().mean())
     plain_flops = max_flops(build(ResNetConfig(units=units, adaptive=False)), images.shape)
     name = f"ResNet-{6 * units + 2}"
-    return _row(name, batch, active, known, microseconds(lambda: fast(images)), float(plain_flops) / flops)
+    return _row(name, batch, active, known, called(lambda: fast(images)), float(plain_flops) / flops)
 
 
 def _row(
@@ -115,18 +128,21 @@ def _row(
         "theory": round(theory, 2),
         "of_theory": round(dense[best] / sparse / theory, 2),
         "images_per_second": round(batch / sparse * 1e6),
+        "dense_first_us": "",
+        "in_order_us": "",
+        "not_bulk_us": "",
     }
 
 
 def main() -> None:
     rows: list[dict[str, object]] = []
-    for shape in BLOCKS:
+    for shape in [BLOCKS[int(number)] for number in ARGUMENTS.blocks]:
         known: dict[str, float] = {}
         for active in ARGUMENTS.active:
             rows.append(block_row(*shape, active, known))
             print(*rows[-1].values(), sep="\t", flush=True)
             write_csv(ARGUMENTS.out, rows)
-    for units, batch in ((5, 1024), (18, 1024), (18, 1)):
+    for units, batch in [NETWORKS[int(number)] for number in ARGUMENTS.networks]:
         known = {}
         for active in ARGUMENTS.active:
             rows.append(network_row(units, batch, active, known))
@@ -138,6 +154,8 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="the sparse GPU engine against dense ones")
     parser.add_argument("--out", type=Path, default=Path(__file__).with_suffix(".csv"))
     parser.add_argument("--quick", action="store_true", help="leave torch.compile out")
+    parser.add_argument("--blocks", type=int, nargs="*", default=[*range(len(BLOCKS))], help="by number")
+    parser.add_argument("--networks", type=int, nargs="*", default=[*range(len(NETWORKS))], help="likewise")
     parser.add_argument("--active", type=float, nargs="*", default=[0.1, 0.25, 0.5, 1.0])
     ARGUMENTS = parser.parse_args()
     main()

@@ -109,3 +109,22 @@ def test_act_in_double_precision():
     output, _ = CompactBlock(block)(u)
     assert output.dtype == torch.double
     assert relative(output, expected) < 1e-12
+
+
+@pytest.mark.parametrize("batch", [1, 7, 30])
+def test_contexts_may_be_tuples(batch):
+    class Looks(nn.Module):
+        def forward(self, u, pair, table):
+            (own, (deep,)), shared = pair, table
+            assert len(own) == len(deep) == len(u)
+            assert len(shared) == 3
+            return torch.tanh(u * own + deep + shared.sum(0))
+
+    block = tp.AdaptiveBlock(Looks(), nn.Linear(4, 1), max_steps=6, mode="thresholded")
+    u, own, deep = (torch.randn(batch, 4) for _ in range(3))
+    pair, table = (own, (deep,)), torch.randn(3, 4)
+    with torch.no_grad():
+        expected, ponder = block(u, pair, table)
+    output, got = CompactBlock(block)(u, pair, table)
+    assert torch.equal(got.steps, ponder.steps)
+    assert relative(output, expected) < 1e-6

@@ -1,3 +1,5 @@
+import copy
+import pickle
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
@@ -225,3 +227,11 @@ def test_autocast_around_it_changes_nothing():
 def test_engines_are_a_list():
     with pytest.raises(TypeError, match="expected a list of engines, got the string 'dense'"):
         tp.deploy(lively(), images_of(1), engines="dense")
+
+
+@pytest.mark.parametrize("copy", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_copies_and_files_are_refused_in_one_line(copy):
+    fast = tp.deploy(lively(), images_of(1))
+    with pytest.raises(TypeError, match="a deployed network can be neither copied nor saved") as raised:
+        copy(fast)
+    assert "\n" not in str(raised.value)

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import torchpact as tp
-from tests.engines.networks import block_of, lively, relative, tell_heads, undecided
+from tests.engines.networks import block_of, halt_outside, lively, relative, tell_heads, undecided
 from torchpact.engines import ENGINES, FoldedBlock, Unsupported, native
 from torchpact.models.resnet import _join_ponder
 from torchpact.models.units import join_patches
@@ -124,6 +124,33 @@ def test_bfloat16_agrees_with_single_precision_to_its_digits(name):
     output, _ = runner(name, block.bfloat16())(last(u.bfloat16()))
     assert output.dtype == torch.bfloat16
     assert relative(output, expected) < 1e-2
+
+
+@pytest.mark.parametrize("name", ["dense", "sparse", "native"])
+@pytest.mark.parametrize("share", [0.1, 0.5])
+@torch.no_grad()
+def test_bfloat16_agrees_where_some_pixels_halt(name, share):
+    block, u = block_of(32, 9, 7, 3)
+    mask = torch.rand(3, 9, 7) < share
+    block, u = halt_outside(block, u, mask)
+    expected, ponder = block(u)
+    output, got = runner(name, block.bfloat16())(last(u.bfloat16()))
+    assert torch.equal(got.steps, ponder.steps)
+    assert torch.equal(got.steps == 3, mask[:, None])
+    assert relative(output, expected) < 1e-2
+
+
+@pytest.mark.parametrize("name", ["sparse", "native"])
+@pytest.mark.parametrize("channels", [256, 512])
+def test_up_to_512_channels(name, channels):
+    block, u = block_of(channels, 3, 2, 2, units=2)
+    check(name, *halt_outside(block, u, torch.rand(2, 3, 2) < 0.5))
+
+
+@pytest.mark.parametrize("name", ["dense", "sparse", "native"])
+def test_a_thousand_images(name):
+    block, u = block_of(16, 3, 4, 1000)
+    check(name, *halt_outside(block, u, torch.rand(1000, 3, 4) < 0.4))
 
 
 @pytest.mark.parametrize("name", ["dense", "sparse", "native"])

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import torchpact as tp
-from tests.engines.networks import block_of, relative, tell_heads, undecided
+from tests.engines.networks import block_of, halt_outside, relative, tell_heads, undecided
 from torchpact.engines import FoldedBlock, Unsupported
 
 pytest.importorskip("triton", reason="needs Triton")
@@ -119,3 +119,41 @@ def test_nan_is_kept():
     (output, ponder), (expected, reference) = run(block.to(DEVICE), u.to(DEVICE))
     assert torch.equal(output.isnan(), expected.isnan())
     assert torch.equal(ponder.steps, reference.steps)
+
+
+@pytest.mark.parametrize("batch", [0, 1])
+def test_few_images(batch):
+    block, u = block_of(16, 4, 3, batch)
+    (output, ponder), (expected, reference) = run(block.to(DEVICE), u.to(DEVICE))
+    assert output.shape == expected.shape
+    assert torch.equal(ponder.steps, reference.steps)
+
+
+def test_maps_that_are_not_contiguous():
+    block, u = block_of(16, 5, 8, 2)
+    (output, ponder), (expected, reference) = run(block.to(DEVICE), u.to(DEVICE)[:, :, :, ::2])
+    assert relative(output, expected) < 1e-5
+    assert torch.equal(ponder.steps, reference.steps)
+
+
+@pytest.mark.skipif(not CUDA, reason="needs a CUDA device: too slow, or bf16, in the interpreter")
+@pytest.mark.gpu
+@pytest.mark.parametrize("early", [True, False])
+@pytest.mark.parametrize("own_first", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("channels", "size", "batch"), [(16, 32, 1000), (32, 9, 3), (64, 13, 5), (128, 14, 4), (512, 7, 2)]
+)
+def test_partial_masks_of_many_shapes(channels, size, batch, dtype, own_first, early):
+    block, u = block_of(channels, size, size, batch)
+    block, u = halt_outside(block, u, torch.rand(batch, size, size) < 0.3)
+    block, u = block.to(DEVICE), u.to(DEVICE)
+    with torch.no_grad():
+        expected, reference = block(u)
+    sparse = SparseGPUBlock(FoldedBlock(block.to(dtype)), own_first=own_first, early=early, bulk=early)
+    for _ in range(3):  # kernels that overlap where they must not would not always be right
+        output, ponder = sparse(u.to(dtype).contiguous(memory_format=torch.channels_last))
+        assert ponder is not None
+        assert torch.equal(ponder.steps, reference.steps)
+        assert relative(output, expected) < (1e-5 if dtype == torch.float32 else 1e-2)
+        assert torch.equal(ponder.cost, reference.cost)

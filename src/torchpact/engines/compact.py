@@ -17,8 +17,8 @@ class CompactBlock(nn.Module):
     """Runs an adaptive block, without gradients, on the examples that are still active.
 
     The heads must give one logit an example, and steps treat examples independently. Of the context, tensors
-    with as many entries as the batch has lose those of halted examples too. Any mode in which examples can be
-    done early will do: the hard ones, and ACT.
+    with as many entries as the batch has lose those of halted examples too, also in tuples. Any mode in which
+    examples can be done early will do: the hard ones, and ACT.
 
     >>> block = tp.AdaptiveBlock(nn.Linear(8, 8), nn.Linear(8, 1), max_steps=4, mode="thresholded")
     >>> u = torch.randn(5, 8)
@@ -28,6 +28,8 @@ class CompactBlock(nn.Module):
     >>> torch.allclose(output, expected, atol=1e-6)
     True
     """
+
+    waits = True  # to know who is left
 
     def __init__(self, block: AdaptiveBlock) -> None:
         super().__init__()
@@ -51,7 +53,7 @@ class CompactBlock(nn.Module):
         steps = torch.ones_like(logits, dtype=torch.long)
         asked: list[Tensor] = []
         # by its length at the start: later as many may be left as a shared table has rows
-        shared = [not (isinstance(c, Tensor) and c.dim() and len(c) == batch) for c in context]
+        theirs = _per_example(context, batch)
         output = _state.map_state(lambda part: torch.zeros_like(part, dtype=_kind(part, mode.hard)), u)
         for step in range(1, block.max_steps):
             if step > 1:
@@ -64,13 +66,28 @@ class CompactBlock(nn.Module):
                 keep = goes_on.nonzero().squeeze(1)
                 index, remaining = index[keep], remaining[keep]
                 u = _state.map_state(lambda part, keep=keep: part[keep], u)
-                context = tuple(c if same else c[keep] for c, same in zip(context, shared, strict=True))
+                context = _rows(context, theirs, keep)
             if not len(index):
                 break
             steps[index] += 1
             u = block._advance(step, u, None, context, freeze=False)
         _add(output, index, u, remaining, mode.hard)
         return _state.like(output, u), make_ponder(asked, block.max_steps, steps, mode)
+
+
+def _per_example(value: Any, batch: int) -> Any:
+    """Return whether a value has an entry for each example; of a tuple, for every part of it."""
+    if isinstance(value, tuple):
+        return tuple(_per_example(part, batch) for part in value)
+    return isinstance(value, Tensor) and value.dim() > 0 and len(value) == batch
+
+
+def _rows(value: Any, theirs: Any, keep: Tensor) -> Any:
+    """Return the entries to keep, of what has one for each example."""
+    if isinstance(theirs, tuple):
+        parts = [_rows(part, own, keep) for part, own in zip(value, theirs, strict=True)]
+        return value._make(parts) if hasattr(value, "_make") else tuple(parts)
+    return value[keep] if theirs else value
 
 
 def _add(output: State, index: Tensor, u: State, weight: Tensor, hard: bool) -> None:

@@ -3,7 +3,7 @@
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, NoReturn, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from torchpact.block import Ponder
 from torchpact.engines import compact, dense, gpu, native, sparse
 from torchpact.engines.folding import FoldedBlock, Runner, Unsupported, fold_norm
+from torchpact.engines.graphs import Graphed, Outputs, repeatable
 from torchpact.engines.report import Measurement, Report
 from torchpact.engines.timing import interleaved
 from torchpact.flops import _uncompiled, flops_from_ponders
@@ -36,37 +37,26 @@ An engine makes a runner of a folded block, or raises :class:`Unsupported` with 
 DEVICES = {"native": "cpu", "gpu": "cuda"}
 """Engines for one kind of device: on others they are not tried unless asked for."""
 
-Outputs = tuple[Tensor, list[Ponder]]
-
 NETWORK_ENGINES: dict[str, Callable[[ResNet, Sequence[FoldedBlock]], Callable[[Tensor], Outputs]]] = {}
 """Engines that run a network as a whole, from checked images to logits and ponders; likewise."""
 
 
-class Deployed(nn.Module):
-    """A network made by :func:`deploy`; called like the one it was made of, by several threads if need be."""
+class BlockByBlock:
+    """A network run by one engine for each block."""
 
     def __init__(self, net: ResNet, runners: Sequence[Runner]) -> None:
-        super().__init__()
-        self.config = net.config
-        self.report = Report(0, [])
         self.runners = list(runners)
-        self.network: Callable[[Tensor], Outputs] = self._run_blocks
         self._stem_weight = net.stem.weight.detach().to(memory_format=torch.channels_last, copy=True)
         self._norm = [x[:, None, None].to(net.stem.weight.dtype) for x in fold_norm(net.norm)]
         self._classifier = [x.detach().clone() for x in (net.classifier.weight, net.classifier.bias)]
 
-    def explain(self) -> str:
-        """Return a table of what runs each block, and how fast it was on the example, for ``print``."""
-        return str(self.report)
+    @property
+    def waits(self) -> bool:
+        """Whether any block looks at what the device has found, which no CUDA graph can do."""
+        return any(getattr(run, "waits", False) for run in self.runners)
 
-    @torch.no_grad()
-    def forward(self, images: Tensor) -> Outputs:
-        """Return the logits of the classes, and what each adaptive block did; without gradients."""
-        self.check(images)
-        with torch.autocast(images.device.type, enabled=False):  # its precision is what it was measured in
-            return self.network(images)
-
-    def _run_blocks(self, images: Tensor) -> Outputs:
+    def __call__(self, images: Tensor) -> Outputs:
+        """Return the logits of the classes, and what each adaptive block did."""
         u = self.stem(images)
         ponders = []
         for run in self.runners:
@@ -81,17 +71,44 @@ class Deployed(nn.Module):
         """Return what the first block is given."""
         return F.conv2d(images.contiguous(memory_format=torch.channels_last), self._stem_weight, padding=1)
 
+
+class Deployed(nn.Module):
+    """A network made by :func:`deploy`; called like the one it was made of, by several threads if need be."""
+
+    def __init__(self, net: ResNet, network: Callable[[Tensor], Outputs]) -> None:
+        super().__init__()
+        self.config = net.config
+        self.report = Report(0, [])
+        self.network = network
+        self.dtype, self.device = net.stem.weight.dtype, net.stem.weight.device
+
+    def explain(self) -> str:
+        """Return a table of what runs each block, and how fast it was on the example, for ``print``."""
+        return str(self.report)
+
+    @torch.no_grad()
+    def forward(self, images: Tensor) -> Outputs:
+        """Return the logits of the classes, and what each adaptive block did; without gradients."""
+        self.check(images)
+        with torch.autocast(images.device.type, enabled=False):  # its precision is what it was measured in
+            return self.network(images)
+
     def check(self, images: Tensor) -> None:
         """Refuse what is not images of this network's precision on its device."""
-        weight = self._stem_weight
-        if images.dim() != 4 or images.size(1) != weight.size(1):
+        if images.dim() != 4 or images.size(1) != 3:
             raise ValueError(f"expected images of shape (batch, 3, height, width), got {tuple(images.shape)}")
-        if images.dtype != weight.dtype or images.device != weight.device:
+        if images.dtype != self.dtype or images.device != self.device:
             raise ValueError(
-                f"expected images of {weight.dtype} on {weight.device}, as the network was when deployed; "
+                f"expected images of {self.dtype} on {self.device}, as the network was when deployed; "
                 f"got {images.dtype} on {images.device}"
             )
         check_group(self.config.group if self.config.adaptive else 1, *images.shape[2:])
+
+    def __reduce_ex__(self, protocol: object) -> NoReturn:
+        raise TypeError(
+            "a deployed network can be neither copied nor saved: threads may share it, and elsewhere "
+            "the model is deployed again"
+        )
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "Deployed":
         raise RuntimeError(
@@ -132,30 +149,32 @@ def deploy(
         )
     names = _names(engines, example.device.type)
     blocks = [FoldedBlock(block, None if mode is None else as_mode(mode)) for block in net.blocks]
-    fast = Deployed(net, [])
-    plain = Deployed(net, [dense.build_plain(block) for block in blocks])
+    in_turn = BlockByBlock(net, [])
+    plain = BlockByBlock(net, [dense.build_plain(block) for block in blocks])
+    fast = Deployed(net, in_turn)
     fast.check(example)
     if not len(example):
         raise ValueError("expected an example of at least one image, got none")
 
     notes: dict[str, None] = {}  # in order, each once
+    generators = _generators(blocks)
     chosen: list[_Choice] = []
     with torch.no_grad(), torch.autocast(example.device.type, enabled=False):
-        u = fast.stem(example)
+        u = in_turn.stem(example)
         for block, plain_run in zip(blocks, plain.runners, strict=True):
             runners = _build({n: partial(ENGINES[n], block) for n in names if n in ENGINES}, notes)
             runners = runners or {"dense": dense.build(block)}
-            seconds = interleaved({n: partial(run, u) for n, run in (runners | {"plain": plain_run}).items()})
+            seconds = _measured(runners | {"plain": plain_run}, u, generators)
             best = min(runners, key=seconds.__getitem__)
-            fast.runners.append(runners[best])
+            in_turn.runners.append(runners[best])
             u, _ = runners[best](u)
             chosen.append(_Choice(best, seconds, u.shape))
-        _, ponders = fast(example)
+        _, ponders = in_turn(example)
         wholes = {n: partial(NETWORK_ENGINES[n], net, blocks) for n in names if n in NETWORK_ENGINES}
-        networks = _build(wholes, notes) | {"blocks": fast.network}
-        total = interleaved({n: partial(run, example) for n, run in (networks | {"plain": plain}).items()})
+        networks = _build(wholes, notes) | {"blocks": in_turn}
+        total = _measured(networks | {"plain": plain}, example, generators)
         best = min(networks, key=total.__getitem__)
-        fast.network = networks[best]
+        fast.network = _graphed(networks[best], example, generators, notes)
     chosen.append(_Choice(best, total, None))
     fast.report = Report(len(example), _measurements(net, chosen, ponders, example), [*notes])
     _warn_if_soft(blocks, {choice.engine for choice in chosen})
@@ -190,6 +209,39 @@ def _build(builders: Mapping[str, Callable[[], T]], notes: dict[str, None]) -> d
         except Unsupported as reason:
             notes[str(reason)] = None
     return made
+
+
+def _measured(
+    candidates: Mapping[str, Callable[[Tensor], object]], x: Tensor, generators: Sequence[torch.Generator]
+) -> dict[str, float]:
+    """Return the seconds that each takes; on a GPU in a CUDA graph, as it will run."""
+    return interleaved({name: repeatable(run, x, generators) for name, run in candidates.items()})
+
+
+def _graphed(
+    network: Callable[[Tensor], Outputs],
+    example: Tensor,
+    generators: Sequence[torch.Generator],
+    notes: dict[str, None],
+) -> Callable[[Tensor], Outputs]:
+    """Return the network in CUDA graphs, where there can be some."""
+    if example.device.type != "cuda":
+        return network
+    if getattr(network, "waits", False):
+        notes["no CUDA graph: an engine waits for the device to know how much is left"] = None
+        return network
+    graphed = Graphed(network, generators)
+    graphed.record(example)
+    if graphed.problem is not None:
+        notes[graphed.problem] = None
+        return network
+    return graphed
+
+
+def _generators(blocks: Sequence[FoldedBlock]) -> list[torch.Generator]:
+    """Return those that modes draw from, each once."""
+    found = [getattr(block.mode, "generator", None) for block in blocks]
+    return [*{id(each): each for each in found if each is not None}.values()]
 
 
 def _warn_if_soft(blocks: Sequence[FoldedBlock], chosen: set[str]) -> None:

@@ -1,8 +1,13 @@
-"""Triton kernels over lists of active pixels: convolutions, decisions, and the lists themselves.
+"""Triton kernels over lists of active pixels: the convolutions.
 
 Maps lie channels last, so that a pixel is a row of ``C`` numbers, and a list holds the numbers of such rows.
 How long a list is only the device knows: programs take tiles of it in turns until it is done, and nothing has
 to wait for the host. Tiles are of ``P`` pixels; ``N`` outputs and ``K`` inputs of a convolution at a time.
+With ``ALL`` the list is that of all pixels, and not read.
+
+Two things that GPUs since Hopper offer did not pay on an H200, with blocks of 64 to 256 channels at 25 % and
+50 %: kernels that are started before the last one is done made them up to 8 % slower, and loading weights in
+bulk (TMA) by -2 % to 5 %.
 """
 
 import triton
@@ -10,156 +15,152 @@ import triton.language as tl
 
 
 @triton.jit
-def _relu(x):  # type: ignore[no-untyped-def]
+def relu(x):  # type: ignore[no-untyped-def]
     """Keeps NaN, as torch does."""
     return tl.where(x < 0, 0.0, x)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def convolve(  # type: ignore[no-untyped-def]
-    x, weight, scale, shift, bias, y, sums, places, count, height, width,
-    C: tl.constexpr, P: tl.constexpr, N: tl.constexpr, K: tl.constexpr,
-    FIRST: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
-    """A 3×3 convolution at the listed pixels, with what comes before and after it.
-
-    The first one of a unit is of relu(scale·x + shift), and its result is relu(· + bias). The second adds its
-    result to ``y``, and what that changes to ``sums``, which has a row for every image.
-    """
-    total = tl.load(count)
-    n = tl.program_id(1) * N + tl.arange(0, N)
-    for tile in range(tl.program_id(0), tl.cdiv(total, P), tl.num_programs(0)):
-        at = tile * P + tl.arange(0, P)
-        there = at < total
-        pixel = tl.load(places + at, mask=there, other=0)
-        row, column = pixel // width % height, pixel % width
-        result = tl.zeros((P, N), tl.float32)
-        for tap in tl.static_range(9):
-            i, j = tap // 3 - 1, tap % 3 - 1
-            inside = there & (row + i >= 0) & (row + i < height) & (column + j >= 0) & (column + j < width)
-            source = (pixel + i * width + j).to(tl.int64) * C
-            for start in range(0, C, K):
-                k = start + tl.arange(0, K)
-                inputs = tl.load(x + source[:, None] + k[None, :], mask=inside[:, None], other=0)
-                if FIRST:
-                    raised = inputs.to(tl.float32) * tl.load(scale + k)[None, :] + tl.load(shift + k)[None, :]
-                    # outside of the image are zeros, not what a batch norm makes of them
-                    raised = tl.where(inside[:, None], _relu(raised), 0.0)
-                    inputs = raised.to(x.dtype.element_ty)
-                weights = tl.load(weight + (tap * C + k)[:, None] * C + n[None, :])
-                result = tl.dot(inputs, weights, result, input_precision=PRECISION)
-        target = pixel.to(tl.int64)[:, None] * C + n[None, :]
-        if FIRST:
-            result = _relu(result + tl.load(bias + n)[None, :])
-            tl.store(y + target, result.to(y.dtype.element_ty), mask=there[:, None])
-        else:
-            before = tl.load(y + target, mask=there[:, None], other=0)
-            after = (before.to(tl.float32) + result).to(y.dtype.element_ty)
-            tl.store(y + target, after, mask=there[:, None])
-            changed = after.to(tl.float32) - before.to(tl.float32)
-            image = tl.where(there, pixel // (height * width), -1)
-            earlier = tl.load(places + at - 1, mask=there & (at > tile * P), other=0) // (height * width)
-            _add_by_image(
-                sums, changed, image, there & (at > tile * P) & (image != earlier), n, C, P, PRECISION
-            )
-
-
-@triton.jit  # type: ignore[untyped-decorator]
-def _add_by_image(  # type: ignore[no-untyped-def]
-    sums, changed, image, new, n, C: tl.constexpr, P: tl.constexpr, PRECISION: tl.constexpr
-):
-    """Add the rows of a tile to the sums of their images: sixteen runs of one image each at a time."""
-    # what is not finite goes by itself, since even nothing of it would spoil the sums of other images
-    odd = ~(tl.abs(changed) < float("inf")) & (image >= 0)[:, None]
-    tl.atomic_add(sums + image[:, None] * C + n[None, :], changed, mask=odd, sem="relaxed")
-    changed = tl.where(odd, 0.0, changed)
-    run = tl.cumsum(new.to(tl.int32), 0)
-    slots = tl.arange(0, 16)
-    for start in range(0, tl.max(run, 0) + 1, 16):
-        own = (run[None, :] == start + slots[:, None]) & (image[None, :] >= 0)
-        # tf32 where convolutions are of half precision anyway
-        added = tl.dot(own.to(tl.float32), changed, input_precision=PRECISION)
-        whose = tl.max(tl.where(own, image[None, :], -1), 1)
-        tl.atomic_add(
-            sums + whose[:, None] * C + n[None, :], added, mask=(whose >= 0)[:, None], sem="relaxed"
-        )
-
-
-@triton.jit  # type: ignore[untyped-decorator]
-def decide(  # type: ignore[no-untyped-def]
-    u, weight, pooled, noise, places, count, goes_on, steps, probs, survival, expected, log_q,
-    iteration, bound, height, width, C: tl.constexpr, P: tl.constexpr, K: tl.constexpr, SAMPLES: tl.constexpr,
-):  # fmt: skip
-    """Ask the halting head at the listed pixels, and note who goes on to the next iteration."""
-    total = tl.load(count)
-    for tile in range(tl.program_id(0), tl.cdiv(total, P), tl.num_programs(0)):
-        at = tile * P + tl.arange(0, P)
-        there = at < total
-        pixel = tl.load(places + at, mask=there, other=0)
-        row, column = pixel // width % height, pixel % width
-        logit = tl.load(pooled + pixel // (height * width), mask=there, other=0.0)
-        for tap in tl.static_range(9):
-            i, j = tap // 3 - 1, tap % 3 - 1
-            inside = there & (row + i >= 0) & (row + i < height) & (column + j >= 0) & (column + j < width)
-            source = (pixel + i * width + j).to(tl.int64) * C
-            for start in range(0, C, K):
-                k = start + tl.arange(0, K)
-                inputs = tl.load(u + source[:, None] + k[None, :], mask=inside[:, None], other=0)
-                logit += tl.sum(inputs.to(tl.float32) * tl.load(weight + tap * C + k)[None, :], 1)
-        halt = 1 / (1 + tl.exp(-logit))
-        stays = 1 / (1 + tl.exp(logit))
-        if SAMPLES:
-            go = ~(logit + tl.load(noise + pixel, mask=there, other=0.0) > 0)
-            # log(1 − h) or log h, without a difference of large numbers
-            log = -tl.log(1 + tl.exp(-tl.abs(logit))) - tl.where(
-                go, tl.maximum(logit, 0.0), -tl.minimum(logit, 0.0)
-            )
-            tl.store(log_q + pixel, tl.load(log_q + pixel, mask=there, other=0.0) + log, mask=there)
-        else:
-            go = ~(logit > bound)  # also where it is NaN, as dense modes have it
-        left = tl.load(survival + pixel, mask=there, other=0.0) * stays
-        tl.store(survival + pixel, left, mask=there)
-        tl.store(expected + pixel, tl.load(expected + pixel, mask=there, other=0.0) + left, mask=there)
-        tl.store(probs + pixel, halt, mask=there)
-        tl.store(goes_on + pixel, go.to(tl.uint8), mask=there)
-        tl.store(steps + pixel, iteration + 1 + tl.zeros((P,), tl.int64), mask=there & go)
-
-
-@triton.jit  # type: ignore[untyped-decorator]
-def filter_lists(  # type: ignore[no-untyped-def]
-    near,
-    near_count,
-    goes_on,
-    new_near,
-    new_near_count,
-    new_active,
-    new_active_count,
-    height,
-    width,
-    P: tl.constexpr,
-):
-    """Of the pixels near active ones, list those that still are near some, and those that are active.
-
-    The order of tiles is that in which programs come to it; within a tile it stays.
-    """
-    total = tl.load(near_count)
-    for tile in range(tl.program_id(0), tl.cdiv(total, P), tl.num_programs(0)):
-        at = tile * P + tl.arange(0, P)
-        there = at < total
-        pixel = tl.load(near + at, mask=there, other=0)
-        row, column = pixel // width % height, pixel % width
-        seen = tl.zeros((P,), tl.int32)
-        for tap in tl.static_range(9):
-            i, j = tap // 3 - 1, tap % 3 - 1
-            inside = there & (row + i >= 0) & (row + i < height) & (column + j >= 0) & (column + j < width)
-            seen |= tl.load(goes_on + pixel + i * width + j, mask=inside, other=0).to(tl.int32)
-        own = tl.load(goes_on + pixel, mask=there, other=0).to(tl.int32)
-        _append(new_near, new_near_count, pixel, seen)
-        _append(new_active, new_active_count, pixel, own)
+def listed(places, tile, total, P: tl.constexpr, ALL: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Which pixels a tile has, and which of its places are filled."""
+    at = tile * P + tl.arange(0, P)
+    there = at < total
+    pixel = tl.where(there, at, 0) if ALL else tl.load(places + at, mask=there, other=0)
+    return pixel, there
 
 
 @triton.jit
-def _append(places, count, pixel, chosen):  # type: ignore[no-untyped-def]
-    """Append the chosen pixels to a list."""
-    start = tl.atomic_add(count, tl.sum(chosen, 0), sem="relaxed")
-    tl.store(places + start + tl.cumsum(chosen, 0) - 1, pixel, mask=chosen > 0)
+def neighbours(pixel, there, height, width):  # type: ignore[no-untyped-def]
+    """Which of the 3×3 neighbours of pixels lie inside of the image: a bit for each."""
+    row, column = pixel // width % height, pixel % width
+    rows = tl.where(row > 0, 0b111, 0) | 0b111000 | tl.where(row < height - 1, 0b111000000, 0)
+    columns = (
+        tl.where(column > 0, 0b001001001, 0) | 0b010010010 | tl.where(column < width - 1, 0b100100100, 0)
+    )
+    return tl.where(there, rows & columns, 0)
+
+
+@triton.jit(do_not_specialize=["pixels"])  # type: ignore[untyped-decorator]
+def activate(  # type: ignore[no-untyped-def]
+    u, scale, shift, before, pixels, C: tl.constexpr, P: tl.constexpr, K: tl.constexpr
+):
+    """Leave relu(scale·u + shift) of all pixels in ``before``."""
+    at = tl.program_id(0) * P + tl.arange(0, P)
+    raise_rows(u, scale, shift, before, at, at < pixels, C, K)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def raise_rows(  # type: ignore[no-untyped-def]
+    u, scale, shift, before, pixel, there, C: tl.constexpr, K: tl.constexpr
+):
+    """Leave relu(scale·u + shift) of some pixels in ``before``."""
+    row = pixel.to(tl.int64)[:, None] * C
+    for part in range(C // K):
+        k = part * K + tl.arange(0, K)
+        inputs = tl.load(u + row + k[None, :], mask=there[:, None], other=0.0).to(tl.float32)
+        raised = relu(inputs * tl.load(scale + k)[None, :] + tl.load(shift + k)[None, :])
+        tl.store(before + row + k[None, :], raised.to(before.dtype.element_ty), mask=there[:, None])
+
+
+@triton.jit(do_not_specialize=["pixels"])  # type: ignore[untyped-decorator]
+def convolve(  # type: ignore[no-untyped-def]
+    x, weight, bias, y, old, sums, partial, arrivals, places, count, pixels, height, width,
+    C: tl.constexpr, D: tl.constexpr, TAPS: tl.constexpr, P: tl.constexpr, N: tl.constexpr, K: tl.constexpr,
+    ALL: tl.constexpr, LAST: tl.constexpr, SPLITS: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """A convolution of C channels to D, 3×3 or 1×1, at the listed pixels, and what comes after it.
+
+    Its result is relu(· + bias), unless it is the ``LAST`` one of a unit. That leaves ``old`` and its result
+    in ``y`` and adds what is new to ``sums``, which has a row for every image: with ``ALL`` everything.
+
+    A short list has fewer tiles than programs run at once. Then up to ``SPLITS`` programs share the inputs of
+    a tile: each leaves its sums in ``partial``, and the one that comes last, by ``arrivals``, adds them up,
+    always in the same order.
+    """
+    total = pixels if ALL else tl.load(count)
+    tiles, programs = tl.cdiv(total, P), tl.num_programs(0)
+    n = tl.program_id(1) * N + tl.arange(0, N)
+    k = tl.arange(0, K)
+    slices: tl.constexpr = C // K
+    turns: tl.constexpr = TAPS * slices
+    weights_at = weight + k[:, None] * D + n[None, :]
+    shares = 1
+    if SPLITS > 1:
+        shares = tl.minimum(SPLITS, tl.maximum(1, programs // tl.maximum(tiles, 1)))
+    for item in range(tl.program_id(0), tiles * shares, programs):
+        tile, begin, end = item, 0, turns
+        if SPLITS > 1:
+            tile = item // shares
+            begin = item % shares * turns // shares
+            end = (item % shares + 1) * turns // shares
+        pixel, there = listed(places, tile, total, P, ALL)
+        inside = neighbours(pixel, there, height, width)
+        inputs_at = x + pixel.to(tl.int64)[:, None] * C + k[None, :]
+        result = tl.zeros((P, N), tl.float32)
+        # one loop over taps and slices, so that loads of the next run ahead of products
+        for turn in range(begin, end):
+            if TAPS == 9:
+                tap = turn // slices
+                offset = ((tap // 3 - 1) * width + tap % 3 - 1) * C + turn % slices * K
+                mask = ((inside >> tap) & 1)[:, None] != 0
+            else:
+                offset = turn * K
+                mask = there[:, None]
+            inputs = tl.load(inputs_at + offset, mask=mask, other=0.0)
+            weights = tl.load(weights_at + turn * (K * D))
+            result = tl.dot(inputs, weights, result, input_precision=PRECISION)
+        complete = shares == 1
+        if SPLITS > 1:  # noqa: SIM102 — only one of the two is known when it is compiled
+            if shares > 1:
+                lane = tl.program_id(1) * programs
+                complete = _leave(result, partial, arrivals + lane + tile, lane + item, shares, P, N)
+                if complete:
+                    result = _add_up(partial, lane + tile * shares, shares, P, N)
+        if complete:
+            target = pixel.to(tl.int64)[:, None] * D + n[None, :]
+            if LAST:
+                before = tl.load(old + target, mask=there[:, None], other=0.0).to(tl.float32)
+                after = (before + result).to(y.dtype.element_ty)
+                tl.store(y + target, after, mask=there[:, None])
+                image = tl.where(there, pixel // (height * width), -1)
+                added = after.to(tl.float32) if ALL else after.to(tl.float32) - before
+                _add_by_image(sums, added, image, n, D)
+            else:
+                result = relu(result + tl.load(bias + n)[None, :])
+                tl.store(y + target, result.to(y.dtype.element_ty), mask=there[:, None])
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _leave(  # type: ignore[no-untyped-def]
+    result, partial, arrival, slot, shares, P: tl.constexpr, N: tl.constexpr
+):
+    """Leave sums in a slot, and say whether they were the last ones of their tile."""
+    cell = tl.arange(0, P)[:, None] * N + tl.arange(0, N)[None, :]
+    tl.store(partial + slot.to(tl.int64) * (P * N) + cell, result)
+    tl.debug_barrier()  # all threads have stored theirs before one says so
+    last = tl.atomic_add(arrival, 1, sem="acq_rel") == shares - 1
+    if last:
+        tl.store(arrival, 0)  # for the next convolution
+    return last
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _add_up(partial, slot, shares, P: tl.constexpr, N: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Return the sum of what was left in some slots."""
+    cell = tl.arange(0, P)[:, None] * N + tl.arange(0, N)[None, :]
+    result = tl.zeros((P, N), tl.float32)
+    for share in range(shares):
+        # past the first cache, which does not see what other multiprocessors write
+        result += tl.load(partial + (slot + share).to(tl.int64) * (P * N) + cell, cache_modifier=".cg")
+    return result
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _add_by_image(sums, rows, image, n, D: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Add the rows of a tile to the sums of their images, one image after the other."""
+    one = tl.max(image, 0)
+    while one >= 0:  # mostly once or twice: lists keep images together
+        added = tl.sum(tl.where((image == one)[:, None], rows, 0.0), 0)
+        tl.atomic_add(sums + one * D + n, added, sem="relaxed")
+        image = tl.where(image == one, -1, image)
+        one = tl.max(image, 0)

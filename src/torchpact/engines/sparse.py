@@ -33,6 +33,8 @@ def build(block: FoldedBlock) -> Runner:
 class SparseBlock:
     """A block that computes convolutions at active pixels only."""
 
+    waits = True  # for the length of lists
+
     def __init__(self, block: FoldedBlock) -> None:
         self.block = block.adaptive()
         self.first = block.units[0]

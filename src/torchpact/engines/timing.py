@@ -21,6 +21,14 @@ def interleaved(
     >>> times["a"] < times["b"]
     True
     """
+    times = in_turns(candidates, seconds=seconds, least=least, most=most)
+    return {name: statistics.median(each) for name, each in times.items()}
+
+
+def in_turns(
+    candidates: Mapping[str, Callable[[], object]], *, seconds: float, least: int, most: int
+) -> dict[str, list[float]]:
+    """Return all times that :func:`interleaved` takes the medians of."""
     for function in candidates.values():  # what is done once is no part of it
         function()
     taken: dict[str, list[float]] = {name: [] for name in candidates}
@@ -33,7 +41,7 @@ def interleaved(
             start = _now()
             candidates[name]()
             taken[name].append(_now() - start)
-    return {name: statistics.median(times) for name, times in taken.items()}
+    return taken
 
 
 def _now() -> float:

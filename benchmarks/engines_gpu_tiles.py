@@ -1,0 +1,242 @@
+"""Which tiles the convolutions of the sparse GPU engine run best in: the reason for TILES in engines/gpu.py.
+
+    python benchmarks/engines_gpu_tiles.py [--out benchmarks/engines_gpu_tiles.csv] [--shapes 0 1 2]
+
+Both convolutions of a unit, bf16, at blobs of the given share of pixels: the first at active pixels and their
+neighbours, the second at active ones. Every setting runs ten times in a CUDA graph; medians of replays, in
+microseconds. ``cudnn`` is a dense convolution of the same maps by cuDNN, without what comes before and after;
+``share`` of its time would be spent if only FLOPs counted.
+"""
+
+import argparse
+import itertools
+import multiprocessing
+import statistics
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from table import write_csv
+from torch import Tensor
+from torch.nn import functional as F
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from torchpact.bench.blobs import smooth_noise
+from torchpact.engines.gpu import Tiles
+from torchpact.engines.gpu_kernels import convolve, decide, prepare
+from torchpact.training.algorithms import fastest_algorithms
+
+SHAPES = [  # channels, size of the maps, batch
+    (64, 56, 64),
+    (128, 28, 64),
+    (256, 14, 64),
+    (512, 7, 64),
+    (64, 8, 1024),
+    (32, 16, 1024),
+    (16, 32, 1024),
+]
+TIMES = 10
+
+
+def candidates(channels: int) -> Iterator[Tiles]:
+    """Settings that may be good: sums of a tile fit in registers, what is loaded ahead in shared memory."""
+    most = min(channels, 256)
+    outputs = sorted({most, max(most // 2, 16)}) if channels > 64 else [most]
+    for p, n, warps, stages in itertools.product((64, 128, 256), outputs, (4, 8), (1, 2, 3, 4)):
+        for k in {min(channels, 64), min(channels, 128)}:
+            memory = 2 * stages * k * (p + n)
+            if not 16 <= p * n / (32 * warps) <= 128 or memory > 200_000 or (warps == 8 and p < 128):
+                continue
+            if k > 64 and stages > 3:
+                continue
+            yield Tiles(p, n, k, warps, stages, 8)
+
+
+class Work:
+    """Maps, lists and weights of one shape; a row of the sums for every image."""
+
+    def __init__(self, channels: int, size: int, batch: int, active: float) -> None:
+        torch.manual_seed(0)
+        self.shape = (channels, size, batch)
+        goes_on = torch.ones(batch, 1, size, size)
+        if active < 1:
+            noise = smooth_noise(batch, size)
+            goes_on = (noise < active).float()
+        near = F.max_pool2d(goes_on, 3, 1, 1)
+        self.goes_on = goes_on.flatten().byte().cuda()
+        self.lists = [mask.flatten().nonzero().flatten().int().cuda() for mask in (near, goes_on)]
+        self.counts = [torch.tensor([len(x)], dtype=torch.int32).cuda() for x in self.lists]
+        self.share = [len(x) / goes_on.numel() for x in self.lists]
+        self.maps = [torch.randn(batch, size, size, channels).cuda().bfloat16() for _ in range(2)]
+        self.weight = (torch.randn(9 * channels, channels) / 24).cuda().bfloat16()
+        self.bias = torch.zeros(channels).cuda()
+        self.sums = torch.zeros(batch, channels).cuda()
+        self.processors = torch.cuda.get_device_properties(0).multi_processor_count
+
+    def convolve(self, tiles: Tiles, first: bool, bulk: bool) -> None:
+        """Queue one of the two convolutions of a unit."""
+        channels, size, _ = self.shape
+        places, count = self.lists[0 if first else 1], self.counts[0 if first else 1]
+        parts = channels // tiles.outputs
+        programs = min(
+            -(-tiles.programs * self.processors // parts), -(-self.goes_on.numel() // tiles.pixels)
+        )
+        convolve[(programs, parts)](
+            self.maps[0], described(self.weight, tiles) if bulk else self.weight, self.bias,
+            self.maps[1], self.maps[1], self.sums, places, count,
+            self.goes_on.numel(), size, size,
+            **constants(channels, tiles, first, bulk),
+        )  # fmt: skip
+
+
+def described(weight: Tensor, tiles: Tiles) -> TensorDescriptor:
+    return TensorDescriptor.from_tensor(weight, [tiles.inputs, tiles.outputs])
+
+
+def constants(channels: int, tiles: Tiles, first: bool, bulk: bool) -> dict[str, Any]:
+    return {
+        "C": channels, "P": tiles.pixels, "N": tiles.outputs, "K": tiles.inputs, "ALL": False,
+        "FIRST": first, "PRECISION": "tf32", "BULK": bulk, "EARLY": False,
+        "num_warps": tiles.warps, "num_stages": tiles.stages,
+    }  # fmt: skip
+
+
+def compile_ahead(job: tuple[int, int, Tiles, bool, bool]) -> None:
+    """Fill Triton's cache, in a process of its own."""
+    channels, size, tiles, first, bulk = job
+    half, single, whole = torch.bfloat16, torch.float32, torch.int32
+    weight = described(torch.empty(9 * channels, channels).cuda().bfloat16(), tiles) if bulk else half
+    convolve.warmup(
+        half, weight, single, half, half, single, whole, whole, 1, size, size,
+        grid=(1,), **constants(channels, tiles, first, bulk),
+    )  # fmt: skip
+
+
+def microseconds(work: Callable[[], object], times: int = TIMES, seconds: float = 0.01) -> float:
+    """The median time of the work, of which a CUDA graph holds several."""
+    stream = torch.cuda.Stream()
+    with torch.no_grad(), torch.cuda.stream(stream), fastest_algorithms():
+        work()
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        graph.capture_begin()  # torch.cuda.graph also empties caches, which takes longer than all the rest
+        for _ in range(times):
+            work()
+        graph.capture_end()
+        taken: list[float] = []
+        while len(taken) < 5 or (sum(taken) < 1e6 * seconds and len(taken) < 50):
+            start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            start.record()
+            graph.replay()
+            end.record()
+            end.synchronize()
+            taken.append(start.elapsed_time(end) * 1e3)
+    return float(statistics.median(taken[1:])) / times
+
+
+def dense(channels: int, size: int, batch: int) -> float:
+    x = torch.randn(batch, channels, size, size, device="cuda", dtype=torch.bfloat16)
+    weight = torch.randn(channels, channels, 3, 3, device="cuda", dtype=torch.bfloat16)
+    x, weight = (t.contiguous(memory_format=torch.channels_last) for t in (x, weight))
+    return microseconds(lambda: F.conv2d(x, weight, padding=1))
+
+
+def measured(work: Work, tiles: Tiles, first: bool, bulk: bool) -> float:
+    try:
+        return microseconds(lambda: work.convolve(tiles, first, bulk))
+    except Exception as error:  # out of resources, by whatever name this version has for it
+        print(*tiles, first, type(error).__name__, sep="\t")
+        return float("inf")
+
+
+def rows_of(shape: tuple[int, int, int], active: float) -> list[dict[str, object]]:
+    channels, size, batch = shape
+    cudnn = dense(*shape)
+    work = Work(*shape, active)
+    found = []
+    for first, bulk in itertools.product((True, False), (True, False)):
+        times = {tiles: measured(work, tiles, first, bulk) for tiles in candidates(channels)}
+        for tiles in sorted(times, key=times.__getitem__)[:3]:  # how many programs matters less
+            for programs in (1, 2, 3, 4, 64):
+                other = tiles._replace(programs=programs)
+                times[other] = measured(work, other, first, bulk)
+        for tiles, time in times.items():
+            share = work.share[0 if first else 1]
+            found.append(
+                {
+                    "channels": channels, "size": size, "batch": batch, "active": active, "first": first,
+                    "bulk": bulk,
+                    **tiles._asdict(), "microseconds": round(time, 1), "cudnn": round(cudnn, 1),
+                    "share": round(share, 3), "of_theory": round(cudnn * share / time, 2),
+                }
+            )  # fmt: skip
+    return found
+
+
+def small_kernels(shape: tuple[int, int, int], active: float) -> None:
+    """Print how long decisions and lists take, by pixels in a tile and warps."""
+    channels, size, _ = shape
+    work = Work(*shape, active)
+    u, pixels = work.maps[0], work.goes_on.numel()
+    single = [torch.ones(pixels, device="cuda") for _ in range(4)]
+    steps = torch.ones(pixels, dtype=torch.long, device="cuda")
+    head = torch.randn(9 * channels, device="cuda")
+    new = [torch.empty(pixels, dtype=torch.int32, device="cuda") for _ in range(3)]
+    ends = torch.zeros(3, 1, dtype=torch.int32, device="cuda")
+    k = min(channels, 64)
+    spare = torch.empty(pixels, dtype=torch.uint8, device="cuda")
+
+    def ask(tile: int, warps: int, everyone: bool) -> None:
+        decide[(min(8 * work.processors, -(-pixels // tile)), 1)](
+            u, head, work.sums, work.bias, work.bias, single[0], work.lists[1], work.counts[1], pixels,
+            spare, steps, single[0], single[1], single[2], single[3], single[0], 1, 1, 0.0, size, size,
+            C=channels, P=tile, K=k, ALL=everyone, SAMPLES=False, EARLY=False, num_warps=warps,
+        )  # fmt: skip
+
+    def lists(tile: int, warps: int, inputs: int) -> None:
+        ends.zero_()
+        prepare[(min(8 * work.processors, -(-pixels // tile)), 1)](
+            u, work.bias, work.bias, work.maps[1], work.goes_on, new[0], ends[0], pixels, new[0], ends[0],
+            new[1], ends[1], new[2], ends[2], size, size,
+            C=channels, P=tile, K=min(inputs, channels), ALL=True, EARLY=False, num_warps=warps,
+        )  # fmt: skip
+
+    for tile, warps in itertools.product((16, 32, 64), (2, 4, 8)):
+        times = [microseconds(partial(ask, tile, warps, everyone)) for everyone in (True, False)]
+        print("decide", *shape, active, tile, warps, *(f"{time:.1f}" for time in times), sep="\t")
+    for tile, warps, inputs in itertools.product((64, 128, 256), (4, 8), (32, 64)):
+        time = microseconds(partial(lists, tile, warps, inputs))
+        print("prepare", *shape, active, tile, warps, inputs, f"{time:.1f}", sep="\t")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="tiles of the convolutions of the sparse GPU engine")
+    parser.add_argument("--out", type=Path, default=Path(__file__).with_suffix(".csv"))
+    parser.add_argument("--shapes", type=int, nargs="*", default=[*range(len(SHAPES))], help="by number")
+    parser.add_argument("--active", type=float, nargs="*", default=[0.25, 0.5, 1.0])
+    arguments = parser.parse_args()
+    shapes = [SHAPES[number] for number in arguments.shapes]
+    choices = [(first, bulk) for first in (True, False) for bulk in (True, False)]
+    jobs = [(c, s, t, *choice) for c, s, _ in shapes for t in candidates(c) for choice in choices]
+    with ProcessPoolExecutor(14, multiprocessing.get_context("spawn")) as pool:
+        for done in [pool.submit(compile_ahead, job) for job in jobs]:
+            if (problem := done.exception()) is not None:
+                print("not compiled:", type(problem).__name__, str(problem)[:200])
+    rows: list[dict[str, object]] = []
+    for shape, active in itertools.product(shapes, arguments.active):
+        found = rows_of(shape, active)
+        rows += found
+        write_csv(arguments.out, rows)
+        for first in (True, False):
+            ranked = [row for row in found if row["first"] == first]
+            for row in sorted(ranked, key=lambda row: float(str(row["microseconds"])))[:4]:
+                print(*row.values(), sep="\t", flush=True)
+    for shape in shapes:
+        small_kernels(shape, 0.25)
+
+
+if __name__ == "__main__":
+    main()

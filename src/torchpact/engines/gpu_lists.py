@@ -1,0 +1,221 @@
+"""Triton kernels that decide who goes on, and make the lists of those: apart, or in one for small maps.
+
+The first convolution of a unit runs at active pixels and their neighbours, the near ones, and looks at
+neighbours of these, the far ones. Lists of ``gpu_kernels``, and its letters.
+"""
+
+import triton
+import triton.language as tl
+
+from torchpact.engines.gpu_kernels import listed, neighbours, raise_rows
+
+
+@triton.jit(do_not_specialize=["pixels", "iteration"])  # type: ignore[untyped-decorator]
+def decide(  # type: ignore[no-untyped-def]
+    u, weight, sums, pooled_weight, pooled_bias, noise, places, count, pixels,
+    goes_on, steps, cost, probs, survival, expected, log_q, iteration, last, bound, height, width,
+    C: tl.constexpr, P: tl.constexpr, K: tl.constexpr, ALL: tl.constexpr, SAMPLES: tl.constexpr,
+):  # fmt: skip
+    """Ask the halting head at the listed pixels, and note who goes on to the next iteration."""
+    total = pixels if ALL else tl.load(count)
+    k = tl.arange(0, K)
+    for tile in range(tl.program_id(0), tl.cdiv(total, P), tl.num_programs(0)):
+        pixel, there = listed(places, tile, total, P, ALL)
+        inside = neighbours(pixel, there, height, width)
+        row = pixel.to(tl.int64)[:, None] * C
+        products = tl.zeros((P, K), tl.float32)
+        for part in range(0, C, K):
+            for tap in tl.static_range(9):  # unrolled, so that all are loaded at once
+                offset = ((tap // 3 - 1) * width + tap % 3 - 1) * C + part + k
+                mask = ((inside >> tap) & 1)[:, None] != 0
+                inputs = tl.load(u + row + offset[None, :], mask=mask, other=0.0)
+                products += inputs.to(tl.float32) * tl.load(weight + tap * C + part + k)[None, :]
+        image = tl.where(there, pixel // (height * width), -1)
+        logit = tl.sum(products, 1) + tl.load(pooled_bias)
+        logit += _pooled_by_image(sums, pooled_weight, image, C, P, K) / (height * width)
+        _note(
+            logit, pixel, there, noise, pixels, goes_on, steps, cost, probs, survival, expected, log_q,
+            iteration, last, bound, P, ALL, SAMPLES,
+        )  # fmt: skip
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _note(  # type: ignore[no-untyped-def]
+    logit, pixel, there, noise, pixels, goes_on, steps, cost, probs, survival, expected, log_q,
+    iteration, last, bound, P: tl.constexpr, ALL: tl.constexpr, SAMPLES: tl.constexpr,
+):  # fmt: skip
+    """Turn logits into decisions, and add them to what is known of pixels.
+
+    ``probs`` has a row of all pixels for each iteration up to the ``last``; the first decision fills all.
+    """
+    halt = 1 / (1 + tl.exp(-logit))
+    left = 1 / (1 + tl.exp(logit))
+    if SAMPLES:
+        go = ~(logit + tl.load(noise + pixel, mask=there, other=0.0) > 0)
+        # log(1 − h) or log h, without a difference of large numbers
+        log = -tl.log(1 + tl.exp(-tl.abs(logit))) - tl.where(
+            go, tl.maximum(logit, 0.0), -tl.minimum(logit, 0.0)
+        )
+        if not ALL:
+            log += tl.load(log_q + pixel, mask=there, other=0.0)
+        tl.store(log_q + pixel, log, mask=there)
+    else:
+        go = ~(logit > bound)  # also where it is NaN, as dense modes have it
+    so_far = tl.full((P,), 1.0, tl.float32)
+    stride = tl.zeros((P,), tl.int64) + pixels
+    if ALL:
+        for later in range(iteration, last):
+            tl.store(probs + later * stride + pixel, so_far, mask=there)
+    else:
+        left *= tl.load(survival + pixel, mask=there, other=0.0)
+        so_far = tl.load(expected + pixel, mask=there, other=0.0)
+    tl.store(survival + pixel, left, mask=there)
+    tl.store(expected + pixel, so_far + left, mask=there)
+    tl.store(probs + (iteration - 1) * stride + pixel, halt, mask=there)
+    tl.store(goes_on + pixel, go.to(tl.uint8), mask=there)
+    ran = iteration + go.to(tl.int64)
+    tl.store(steps + pixel, ran, mask=there)
+    tl.store(cost + pixel, ran.to(tl.float32), mask=there)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _pooled_by_image(  # type: ignore[no-untyped-def]
+    sums, weight, image, C: tl.constexpr, P: tl.constexpr, K: tl.constexpr
+):
+    """The product of the sums of each pixel's image with the weights, one image after the other."""
+    result = tl.zeros((P,), tl.float32)
+    one = tl.max(image, 0)
+    while one >= 0:
+        result = tl.where(image == one, _pooled(sums + one * C, weight, C, K), result)
+        image = tl.where(image == one, -1, image)
+        one = tl.max(image, 0)
+    return result
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _pooled(row, weight, C: tl.constexpr, K: tl.constexpr):  # type: ignore[no-untyped-def]
+    k = tl.arange(0, K)
+    product = tl.zeros((K,), tl.float32)
+    for part in range(0, C, K):
+        product += tl.load(row + part + k) * tl.load(weight + part + k)
+    return tl.sum(product, 0)
+
+
+@triton.jit(do_not_specialize=["pixels"])  # type: ignore[untyped-decorator]
+def prepare(  # type: ignore[no-untyped-def]
+    u, scale, shift, before, goes_on, far, far_count, pixels,
+    new_far, new_far_count, new_near, new_near_count, new_active, new_active_count, height, width,
+    C: tl.constexpr, P: tl.constexpr, K: tl.constexpr, ALL: tl.constexpr,
+):  # fmt: skip
+    """Filter the lists of pixels, and leave relu(scale·u + shift) where the first convolution looks.
+
+    The order of tiles is that in which programs come to it; within a tile it stays.
+    """
+    total = pixels if ALL else tl.load(far_count)
+    for tile in range(tl.program_id(0), tl.cdiv(total, P), tl.num_programs(0)):
+        pixel, there = listed(far, tile, total, P, ALL)
+        own, near, seen = _active_around(goes_on, pixel, there, height, width)
+        _append(new_far, tl.atomic_add(new_far_count, tl.sum(seen, 0), sem="relaxed"), pixel, seen)
+        _append(new_near, tl.atomic_add(new_near_count, tl.sum(near, 0), sem="relaxed"), pixel, near)
+        _append(new_active, tl.atomic_add(new_active_count, tl.sum(own, 0), sem="relaxed"), pixel, own)
+        raise_rows(u, scale, shift, before, pixel, seen > 0, C, K)
+
+
+@triton.jit
+def _active_around(goes_on, pixel, there, height, width):  # type: ignore[no-untyped-def]
+    """Whether a pixel goes on, or any of its 3×3 neighbours, or of its 5×5 ones."""
+    row, column = pixel // width % height, pixel % width
+    own = tl.load(goes_on + pixel, mask=there, other=0).to(tl.int32)
+    near = own
+    seen = own
+    for tap in tl.static_range(25):
+        i, j = tap // 5 - 2, tap % 5 - 2
+        inside = there & (row + i >= 0) & (row + i < height) & (column + j >= 0) & (column + j < width)
+        goes = tl.load(goes_on + pixel + i * width + j, mask=inside, other=0).to(tl.int32)
+        seen |= goes
+        if i * i <= 1 and j * j <= 1:
+            near |= goes
+    return own, near, seen
+
+
+@triton.jit
+def _append(places, start, pixel, chosen):  # type: ignore[no-untyped-def]
+    """Write the chosen pixels to a list, from a place on."""
+    tl.store(places + start + tl.cumsum(chosen, 0) - 1, pixel, mask=chosen > 0)
+
+
+@triton.jit(do_not_specialize=["pixels", "iteration"])  # type: ignore[untyped-decorator]
+def advance(  # type: ignore[no-untyped-def]
+    u, taps, products, sums, pooled_weight, pooled_bias, noise,
+    goes_on, steps, cost, probs, survival, expected, log_q, iteration, last, bound,
+    scale, shift, before, near_list, active_list, counts, pixels, height, width,
+    C: tl.constexpr, P: tl.constexpr, K: tl.constexpr, ALL: tl.constexpr, SAMPLES: tl.constexpr,
+):  # fmt: skip
+    """Decide and prepare at once, by a program for each image, whose threads wait for each other.
+
+    The head's convolution comes in two parts: ``products`` of pixels with each of the ``taps``, which are a
+    matrix of (C, 16), then for a pixel their sum. ``counts`` has the active ones in its lower half.
+    """
+    image = tl.program_id(0)
+    size = height * width
+    for start in range(0, size, P):
+        pixel, there = _of_image(image, start, size, P)
+        if not ALL:
+            there = _any_neighbour(goes_on, pixel, there, height, width)
+        _project(u, taps, products, pixel, there, C, P, K)
+    tl.debug_barrier()
+    pooled = _pooled(sums + image * C, pooled_weight, C, K) / size + tl.load(pooled_bias)
+    for start in range(0, size, P):
+        pixel, there = _of_image(image, start, size, P)
+        if not ALL:
+            there = there & (tl.load(goes_on + pixel, mask=there, other=0) != 0)
+        inside = neighbours(pixel, there, height, width)
+        logit = tl.zeros((P,), tl.float32) + pooled
+        for tap in tl.static_range(9):
+            at = pixel + (tap // 3 - 1) * width + tap % 3 - 1
+            logit += tl.load(products + at * 16 + tap, mask=((inside >> tap) & 1) != 0, other=0.0)
+        _note(
+            logit, pixel, there, noise, pixels, goes_on, steps, cost, probs, survival, expected, log_q,
+            iteration, last, bound, P, ALL, SAMPLES,
+        )  # fmt: skip
+    tl.debug_barrier()
+    for start in range(0, size, P):
+        pixel, there = _of_image(image, start, size, P)
+        own, near, seen = _active_around(goes_on, pixel, there, height, width)
+        both = (tl.sum(near, 0).to(tl.int64) << 32) + tl.sum(own, 0)
+        starts = tl.atomic_add(counts, both, sem="relaxed")  # one for both lists: each takes its time
+        _append(near_list, (starts >> 32).to(tl.int32), pixel, near)
+        _append(active_list, starts.to(tl.int32), pixel, own)
+        raise_rows(u, scale, shift, before, pixel, seen > 0, C, K)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _of_image(image, start, size, P: tl.constexpr):  # type: ignore[no-untyped-def]
+    at = start + tl.arange(0, P)
+    return image * size + at, at < size
+
+
+@triton.jit
+def _any_neighbour(goes_on, pixel, there, height, width):  # type: ignore[no-untyped-def]
+    """Whether any of the 3×3 neighbours of a pixel goes on."""
+    inside = neighbours(pixel, there, height, width)
+    found = there & False
+    for tap in tl.static_range(9):
+        at = goes_on + pixel + (tap // 3 - 1) * width + tap % 3 - 1
+        found = found | (tl.load(at, mask=((inside >> tap) & 1) != 0, other=0) != 0)
+    return found
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _project(  # type: ignore[no-untyped-def]
+    u, taps, products, pixel, there, C: tl.constexpr, P: tl.constexpr, K: tl.constexpr
+):
+    """Leave the products of pixels with each of the taps."""
+    k, t = tl.arange(0, K), tl.arange(0, 16)
+    row = pixel.to(tl.int64)[:, None]
+    result = tl.zeros((P, 16), tl.float32)
+    for part in range(0, C, K):
+        inputs = tl.load(u + row * C + part + k[None, :], mask=there[:, None], other=0.0)
+        weights = tl.load(taps + (part + k[:, None]) * 16 + t[None, :])
+        result = tl.dot(inputs, weights, result, input_precision="ieee")
+    tl.store(products + row * 16 + t[None, :], result, mask=there[:, None])

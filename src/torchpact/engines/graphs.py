@@ -1,0 +1,179 @@
+"""A network in CUDA graphs, one for each size of its input: kernels start without a word from the host."""
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.backends import cudnn
+
+from torchpact.block import Ponder
+from torchpact.engines.folding import Unsupported
+
+Outputs = tuple[Tensor, list[Ponder]]
+
+MOST_GRAPHS = 8
+"""Sizes that are captured; all of them together hold the memory of the largest. Others run as they are."""
+MOST_SIZES = 64
+"""Sizes that are remembered for having come once."""
+
+
+class Recording:
+    """What a function does with an input of some size, captured.
+
+    ``generators`` are those that it draws from, apart from the device's own; capturing leaves them as they
+    were. Raises :class:`Unsupported` for what cannot be captured.
+    """
+
+    def __init__(
+        self,
+        function: Callable[[Tensor], Any],
+        example: Tensor,
+        generators: Sequence[torch.Generator] = (),
+        stream: torch.cuda.Stream | None = None,
+        pool: Any = None,
+    ) -> None:
+        device = example.device
+        stream = stream or torch.cuda.Stream(device)
+        self.graph = torch.cuda.CUDAGraph()
+        for generator in generators:
+            self.graph.register_generator_state(generator)
+        # not of inference mode, within which alone they could be written to
+        with torch.inference_mode(False), torch.no_grad(), torch.cuda.device(device):
+            self.input = torch.empty_like(example, memory_format=torch.channels_last).copy_(example)
+            stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(stream), _by_measurement():
+                with _restored([*generators, torch.cuda.default_generators[torch.cuda.current_device()]]):
+                    for _ in range(2):  # what is done once, such as compiling, cannot be captured
+                        function(self.input)
+                try:
+                    # other threads may do as they like meanwhile
+                    with torch.cuda.graph(self.graph, pool, stream, capture_error_mode="thread_local"):
+                        self.output = function(self.input)
+                except RuntimeError as error:
+                    raise Unsupported(f"no CUDA graph: {' '.join(str(error).splitlines()[:1])}") from error
+            torch.cuda.current_stream().wait_stream(stream)
+
+    def replay(self) -> Any:
+        """Run it once more, on what ``input`` holds now."""
+        self.graph.replay()
+        return self.output
+
+
+class Graphed:
+    """A network that is replayed from graphs; several threads, on streams of their own, may call it.
+
+    Images of a size that came before are captured, up to a number of sizes; what comes but once is not worth
+    it. What is returned belongs to the caller. Where capturing fails, ``problem`` says why, and the network
+    runs as it is.
+    """
+
+    def __init__(
+        self, network: Callable[[Tensor], Outputs], generators: Sequence[torch.Generator] = ()
+    ) -> None:
+        self.network = network
+        self.generators = generators
+        self.problem: str | None = None
+        self._recordings: dict[torch.Size, Recording] = {}
+        self._came: set[torch.Size] = set()
+        self._lock = threading.Lock()
+        self._shared: dict[str, Any] = {}
+        self._done: torch.cuda.Event | None = None
+
+    def __call__(self, images: Tensor) -> Outputs:
+        """Return what the network does."""
+        if images.numel() and not torch.cuda.is_current_stream_capturing():  # not in a graph of the caller's
+            with self._lock:  # while work is queued: nobody waits for the device
+                recording = self._recordings.get(images.shape) or self._record_if_it_returns(images)
+                if recording is not None:
+                    return self._replay(recording, images)
+        return self.network(images)
+
+    def record(self, images: Tensor) -> None:
+        """Capture images of this size now."""
+        with self._lock:
+            self._record(images)
+
+    def _replay(self, recording: Recording, images: Tensor) -> Outputs:
+        with torch.cuda.device(images.device):
+            stream = torch.cuda.current_stream()
+            if self._done is not None:
+                stream.wait_event(self._done)  # of another stream: graphs share their memory
+            recording.input.copy_(images)
+            outputs = _copied(*recording.replay())
+            self._done = stream.record_event()
+        return outputs
+
+    def _record_if_it_returns(self, images: Tensor) -> Recording | None:
+        if images.shape in self._came:
+            return self._record(images)
+        if len(self._came) >= MOST_SIZES:
+            self._came.clear()
+        self._came.add(images.shape)
+        return None
+
+    def _record(self, images: Tensor) -> Recording | None:
+        if self.problem is not None or len(self._recordings) >= MOST_GRAPHS:
+            return None
+        if not self._shared:
+            self._shared = {
+                "stream": torch.cuda.Stream(images.device),
+                "pool": torch.cuda.graph_pool_handle(),
+            }
+        if self._done is not None:
+            torch.cuda.current_stream(images.device).wait_event(self._done)
+        try:
+            recording = Recording(self.network, images, self.generators, **self._shared)
+        except Unsupported as problem:
+            self.problem = str(problem)
+            return None
+        self._recordings[images.shape] = recording
+        return recording
+
+
+def repeatable(
+    function: Callable[[Tensor], Any], example: Tensor, generators: Sequence[torch.Generator] = ()
+) -> Callable[[], Any]:
+    """Return the function with its argument: captured, if it is for a GPU and waits for nothing.
+
+    >>> repeatable(torch.abs, torch.tensor(-1.0))()
+    tensor(1.)
+    """
+    if example.device.type == "cuda" and not getattr(function, "waits", False):
+        try:
+            return Recording(function, example, generators).replay
+        except Unsupported:
+            pass
+    return partial(function, example)
+
+
+def _copied(logits: Tensor, ponders: Sequence[Ponder]) -> Outputs:
+    """Copies of all tensors, by a kernel for each of their types."""
+    held = {id(x): x for x in (logits, *(x for ponder in ponders for x in ponder)) if x is not None}
+    copies = {key: torch.empty_like(x) for key, x in held.items()}
+    for kind in {x.dtype for x in held.values()}:
+        keys = [key for key, x in held.items() if x.dtype == kind]
+        torch._foreach_copy_([copies[key] for key in keys], [held[key] for key in keys])
+    return copies[id(logits)], [Ponder._make(copies.get(id(x)) for x in ponder) for ponder in ponders]
+
+
+@contextmanager
+def _restored(generators: Sequence[torch.Generator]) -> Iterator[None]:
+    """Put generators back to where they were."""
+    states = [generator.get_state() for generator in generators]
+    yield
+    for generator, state in zip(generators, states, strict=True):
+        generator.set_state(state)
+
+
+@contextmanager
+def _by_measurement() -> Iterator[None]:
+    """Let cuDNN try its algorithms, unless it has been told to take the same ones always."""
+    before, cudnn.benchmark = cudnn.benchmark, cudnn.benchmark or not cudnn.deterministic
+    try:
+        yield
+    finally:
+        cudnn.benchmark = before

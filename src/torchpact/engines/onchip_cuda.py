@@ -1,0 +1,99 @@
+"""Loading and launching compiled blocks by the CUDA driver, on PyTorch's current stream."""
+
+import ctypes
+from ctypes import byref, c_char_p, c_int, c_uint, c_void_p
+from functools import cache
+
+import torch
+
+from torchpact.engines.folding import Unsupported
+from torchpact.engines.onchip import Args
+from torchpact.engines.onchip_nvrtc import compile_block
+from torchpact.engines.onchip_plan import Plan
+
+# of cuda.h
+_SHARED_LIMIT = 97  # CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN
+_LOCAL_BYTES, _REGISTERS = 3, 4  # CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES, _NUM_REGS
+_DYNAMIC_SHARED, _CARVEOUT = 8, 9  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, _PREFERRED_…
+
+
+def load(plan: Plan, device: torch.device) -> "LoadedBlock":
+    """Return a block compiled for a device and loaded on it."""
+    major, minor = torch.cuda.get_device_capability(device)
+    return LoadedBlock(plan, compile_block(plan, f"sm_{major}{minor}"), device)
+
+
+def shared_limit(device: torch.device) -> int:
+    """Return the bytes of shared memory that a CTA may have."""
+    limit = c_int()
+    _check(driver().cuDeviceGetAttribute(byref(limit), _SHARED_LIMIT, _index(device)))
+    return limit.value
+
+
+class LoadedBlock:
+    """A block on a device; call it with its argument and the number of CTAs."""
+
+    def __init__(self, plan: Plan, code: bytes, device: torch.device) -> None:
+        self.plan, self.device = plan, device
+        self.context, self.module, self.function = c_void_p(), c_void_p(), c_void_p()
+        cuda = driver()
+        _check(cuda.cuDevicePrimaryCtxRetain(byref(self.context), _index(device)))
+        _check(cuda.cuCtxSetCurrent(self.context))
+        _check(cuda.cuModuleLoadData(byref(self.module), code))
+        _check(cuda.cuModuleGetFunction(byref(self.function), self.module, b"onchip_block"))
+        _check(cuda.cuFuncSetAttribute(self.function, _DYNAMIC_SHARED, plan.shared_bytes))
+        _check(cuda.cuFuncSetAttribute(self.function, _CARVEOUT, 100))
+
+    def __call__(self, args: Args, ctas: int) -> None:
+        """Launch the block on the current stream of its device."""
+        cuda, threads = driver(), 32 * self.plan.warps
+        stream = c_void_p(torch.cuda.current_stream(self.device).cuda_stream)
+        pointers = (c_void_p * 1)(ctypes.addressof(args))
+        _check(cuda.cuCtxSetCurrent(self.context))  # a thread that has not used CUDA yet has none
+        _check(
+            cuda.cuLaunchKernel(
+                self.function, ctas, 1, 1, threads, 1, 1, self.plan.shared_bytes, stream, pointers, None
+            )
+        )
+
+    def describe(self) -> dict[str, int]:
+        """Return what the block takes of a multiprocessor."""
+        found = {}
+        for name, attribute in (("registers", _REGISTERS), ("local_bytes", _LOCAL_BYTES)):
+            value = c_int()
+            _check(driver().cuFuncGetAttribute(byref(value), attribute, self.function))
+            found[name] = value.value
+        value = c_int()
+        occupancy = driver().cuOccupancyMaxActiveBlocksPerMultiprocessor
+        _check(occupancy(byref(value), self.function, 32 * self.plan.warps, self.plan.shared_bytes))
+        return found | {"ctas": value.value, "shared_bytes": self.plan.shared_bytes}
+
+
+@cache
+def driver() -> ctypes.CDLL:
+    """Return the CUDA driver."""
+    try:
+        cuda = ctypes.CDLL("libcuda.so.1")
+    except OSError as error:
+        raise Unsupported(f"onchip: expected the CUDA driver, found none ({error})") from error
+    cuda.cuModuleLoadData.argtypes = [c_void_p, c_char_p]
+    cuda.cuModuleGetFunction.argtypes = [c_void_p, c_void_p, c_char_p]
+    cuda.cuFuncSetAttribute.argtypes = [c_void_p, c_int, c_int]
+    cuda.cuFuncGetAttribute.argtypes = [c_void_p, c_int, c_void_p]
+    cuda.cuCtxSetCurrent.argtypes = [c_void_p]
+    cuda.cuOccupancyMaxActiveBlocksPerMultiprocessor.argtypes = [c_void_p, c_void_p, c_int, ctypes.c_size_t]
+    cuda.cuLaunchKernel.argtypes = [c_void_p, *[c_uint] * 7, c_void_p, c_void_p, c_void_p]
+    _check(cuda.cuInit(0), cuda)
+    return cuda
+
+
+def _index(device: torch.device) -> int:
+    return torch.cuda.current_device() if device.index is None else device.index
+
+
+def _check(status: int, cuda: ctypes.CDLL | None = None) -> None:
+    if status:
+        text = c_char_p()
+        (cuda or driver()).cuGetErrorString(status, byref(text))
+        message = (text.value or b"unknown").decode()
+        raise RuntimeError(f"onchip: the CUDA driver said {status}, {message}")

@@ -1,0 +1,126 @@
+"""Compiling the kernel of the engine ``onchip`` with NVRTC; needs no GPU.
+
+By NVIDIA's ``cuda.core`` where that is installed (``pip install torchpact[cuda]``), else by the library that
+comes with PyTorch for CUDA. The user's cache keeps what was compiled.
+"""
+
+import ctypes
+import hashlib
+import importlib.util
+import os
+from collections.abc import Callable, Iterator
+from ctypes import byref, c_char_p, c_size_t, c_void_p
+from functools import cache
+from pathlib import Path
+
+from torchpact._files import write_whole
+from torchpact.engines.folding import Unsupported
+from torchpact.engines.onchip_plan import Plan
+
+SOURCE = Path(__file__).with_name("onchip.cu")
+STANDARD = "c++17"
+
+
+def compile_block(plan: Plan, arch: str) -> bytes:
+    """Return the machine code of a block for an architecture such as sm_90, from the cache if it is there."""
+    source = SOURCE.read_text()
+    route, version = compiler()
+    key = repr((source, sorted(plan.macros.items()), arch, STANDARD, version)).encode()
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "torchpact"
+    path = folder / f"onchip-{hashlib.sha256(key).hexdigest()[:16]}.cubin"
+    if path.exists():
+        return path.read_bytes()
+    code = route(source, plan.macros, arch)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_whole(path, code)
+    except OSError:  # nowhere to keep it
+        pass
+    return code
+
+
+Route = Callable[[str, dict[str, int], str], bytes]
+
+
+@cache
+def compiler() -> tuple[Route, str]:
+    """Return a way to compile, and its name and version."""
+    if importlib.util.find_spec("cuda") is not None and importlib.util.find_spec("cuda.core") is not None:
+        try:
+            from cuda.bindings import nvrtc
+
+            _, major, minor = nvrtc.nvrtcVersion()
+            return _by_cuda_core, f"cuda.core, NVRTC {major}.{minor}"
+        except (ImportError, RuntimeError):  # without NVRTC itself
+            pass
+    library = _library()
+    major, minor = ctypes.c_int(), ctypes.c_int()
+    library.nvrtcVersion(byref(major), byref(minor))
+    return _by_library, f"NVRTC {major.value}.{minor.value}"
+
+
+def _by_cuda_core(source: str, macros: dict[str, int], arch: str) -> bytes:
+    from cuda.core import Program, ProgramOptions
+
+    defined = [f"{name}={value}" for name, value in macros.items()]
+    options = ProgramOptions(std=STANDARD, arch=arch, define_macro=defined)
+    try:
+        return bytes(Program(source, "c++", options).compile("cubin").code)
+    except Exception as error:  # of a class of its own, which moved between versions
+        raise Unsupported(f"onchip: NVRTC failed for {arch} ({_first_error(str(error))})") from error
+
+
+def _by_library(source: str, macros: dict[str, int], arch: str) -> bytes:
+    library, program = _library(), c_void_p()
+    options = [f"--gpu-architecture={arch}", f"--std={STANDARD}"]
+    options += [f"-D{name}={value}" for name, value in macros.items()]
+    library.nvrtcCreateProgram(byref(program), source.encode(), b"onchip.cu", 0, None, None)
+    try:
+        array = (c_char_p * len(options))(*(option.encode() for option in options))
+        if library.nvrtcCompileProgram(program, len(options), array):
+            log = _read(program, library.nvrtcGetProgramLogSize, library.nvrtcGetProgramLog)
+            raise Unsupported(
+                f"onchip: NVRTC failed for {arch} ({_first_error(log.decode(errors='replace'))})"
+            )
+        return _read(program, library.nvrtcGetCUBINSize, library.nvrtcGetCUBIN)
+    finally:
+        library.nvrtcDestroyProgram(byref(program))
+
+
+def _read(program: c_void_p, size_of: Callable[..., int], read: Callable[..., int]) -> bytes:
+    size = c_size_t()
+    size_of(program, byref(size))
+    buffer = ctypes.create_string_buffer(size.value)
+    read(program, buffer)
+    return buffer.raw
+
+
+def _first_error(log: str) -> str:
+    lines = [line.strip("\0 ") for line in log.splitlines() if line.strip("\0 ")]
+    return next((line for line in lines if "error" in line), " ".join(lines[:1]))[:300]
+
+
+@cache
+def _library() -> ctypes.CDLL:
+    problems = []
+    for path in _candidates():
+        try:
+            return ctypes.CDLL(path)
+        except OSError as error:
+            problems.append(str(error))
+    raise Unsupported(
+        f"onchip: expected NVRTC, as pip install torchpact[cuda] brings it, found none ({problems[-1]})"
+    )
+
+
+def _candidates() -> Iterator[str]:
+    """Where NVRTC may be: in NVIDIA's packages, newest first, then wherever the system looks."""
+    spec = importlib.util.find_spec("nvidia")
+    folders = [Path(folder) for folder in (spec.submodule_search_locations or ())] if spec else []
+    found = [path for folder in folders for path in folder.glob("*/lib/libnvrtc.so.*")]
+    for path in sorted(found, key=lambda path: path.name, reverse=True):
+        # the library does not look for its other half beside itself
+        for builtins in path.parent.glob("libnvrtc-builtins.so.*"):
+            ctypes.CDLL(str(builtins), mode=ctypes.RTLD_GLOBAL)
+        yield str(path)
+    yield from ("libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so")

@@ -1,0 +1,122 @@
+"""How the kernel of a block is cut: images for a CTA, tiles for a warp, and the shared memory that takes."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from torchpact.engines.folding import Unsupported
+
+SHARED_LIMIT = 227 * 1024
+"""What a CTA may have where a multiprocessor has most: 163 KB on sm_80, 227 KB on sm_90."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The macros of ``onchip.cu``; the sizes are those of the maps that the block computes."""
+
+    half: bool
+    channels: int
+    height: int
+    width: int
+    entry_stride: int
+    last: bool
+    classes: int
+    images: int
+    warps: int = 8
+    n_tiles: int = 2
+    m_tiles: int = 4
+    ahead: int = 2
+    tall: int = 1
+    hold: bool = False
+    ctas: int = 2
+
+    @property
+    def shared_bytes(self) -> int:
+        """Bytes of shared memory, as the kernel lays them out; it refuses to compile with another number."""
+        channels, images, pixels = self.channels, self.images, self.images * self.height * self.width
+        slots = ((images * (self.height + 1) + 1) * (self.width + 1) + 1) * channels * 2
+        entry = 0
+        if self.entry_stride == 2:
+            entry = ((2 * self.height + 2) * (2 * self.width + 1) + 1) * channels
+        groups = channels // (8 * self.n_tiles)
+        row = (self.width + 1) * channels * 2
+        parts = [max(slots - row, entry), slots, pixels * channels * 2, 2 * pixels // self.tall, pixels]
+        parts += [4 * groups * pixels if self.n_tiles == 2 else 0, 4 * images * self.warps * 8 * self.n_tiles]
+        parts += [
+            16 * channels,
+            0 if self.n_tiles == 2 else 32 * channels,
+            4 * channels,
+            4 * images * self.height,
+        ]
+        return sum(-(-part // 128) * 128 for part in parts)
+
+    @property
+    def macros(self) -> dict[str, int]:
+        """What the compiler is told."""
+        names = {name.upper(): int(value) for name, value in vars(self).items()}
+        return names | {"SHARED_BYTES": self.shared_bytes}
+
+
+def plans(
+    channels: tuple[int, ...], height: int, width: int, classes: int, half: bool, shared: int = SHARED_LIMIT
+) -> list[Plan]:
+    """Return a plan for every block of a network for images of this size.
+
+    >>> [plan.images for plan in plans((16, 32, 64), 32, 32, classes=10, half=False)]
+    [1, 2, 2]
+    """
+    if width > 32 or height > 255 or height % 4 or width % 4:
+        raise Unsupported(
+            f"onchip: expected images of sizes in multiples of 4, no wider than 32; got {height}×{width}"
+        )
+    made = []
+    for k, count in enumerate(channels):
+        block = Plan(
+            half=half,
+            channels=count,
+            height=height >> k,
+            width=width >> k,
+            entry_stride=1 if k == 0 else 2,
+            last=k == len(channels) - 1,
+            classes=classes,
+            images=1,
+        )
+        made.append(_fitted(block, shared))
+    return made
+
+
+def _fitted(block: Plan, shared: int) -> Plan:
+    """Return the plan with as many images as two CTAs of a multiprocessor hold, or one where it must be."""
+    for plan in _choices(block):
+        # each CTA takes a KB besides
+        if plan.shared_bytes <= (shared - (plan.ctas - 1) * 1024) // plan.ctas:
+            return plan
+    need = block.shared_bytes // 1024
+    raise Unsupported(
+        f"onchip: expected maps that fit {shared // 1024} KB of shared memory, got {need} KB for "
+        f"{block.channels} channels of {block.height}×{block.width}"
+    )
+
+
+def _choices(block: Plan) -> Iterator[Plan]:
+    """Plans in order of preference, as measured on an H200; registers hold all weights of 16 channels."""
+    hold = block.channels == 16
+    tall = 2 if hold and block.height % 2 == 0 else 1
+    chunks = block.channels // 8
+    n_tiles = 4 if chunks % 4 == 0 else 2
+    if chunks // n_tiles not in (1, 2, 4, 8):
+        return
+    for ctas, warps in ((2, 8), (1, 16)):
+        for images in (2, 1):
+            pixels = images * block.height * block.width
+            if images == 1 or pixels <= 1024:
+                tiles = -(-pixels // 16) * (chunks // n_tiles) // warps
+                yield replace(
+                    block,
+                    images=images,
+                    ctas=ctas,
+                    warps=warps,
+                    hold=hold,
+                    tall=tall,
+                    n_tiles=n_tiles,
+                    m_tiles=max(1, min(tiles, 1 if hold else 3)),
+                )

@@ -1,0 +1,53 @@
+"""The kernel of the engine ``onchip``, run on the CPU as plain C++; see onchip_emulator.hpp."""
+
+import ctypes
+import subprocess
+import tempfile
+from functools import cache
+from pathlib import Path
+
+from torchpact.engines import onchip
+
+HERE = Path(__file__).parent
+FLAGS = [
+    "-std=c++17",
+    "-O1",
+    "-fPIC",
+    "-shared",
+    "-Wall",
+    "-Wextra",
+    "-Wno-unknown-pragmas",
+    "-Wno-unused-parameter",
+]
+
+
+@cache
+def library(plan):
+    """Compile the kernel for a plan."""
+    macros = [f"-D{name}={value}" for name, value in plan.macros.items()]
+    folders = [f"-I{folder}" for folder in (HERE, Path(onchip.__file__).parent)]
+    with tempfile.TemporaryDirectory() as folder:
+        built = Path(folder) / "onchip.so"
+        source = HERE / "onchip_emulated.cpp"
+        subprocess.run(["g++", *FLAGS, *macros, *folders, str(source), "-o", str(built)], check=True)
+        made = ctypes.CDLL(str(built))
+    made.emulate.restype = ctypes.c_char_p
+    return made
+
+
+def counted(plan):
+    """Return what a kernel did since the last time: reads of eight rows, the cycles they took, products."""
+    counts = [ctypes.c_longlong() for _ in range(3)]
+    library(plan).count(*(ctypes.byref(count) for count in counts))
+    return [count.value for count in counts]
+
+
+def emulated(plan, reverse=False):
+    """Return a kernel as the engine calls it."""
+
+    def run(args, ctas):
+        fault = library(plan).emulate(ctypes.byref(args), ctas, int(reverse))
+        if fault:
+            raise AssertionError(fault.decode())
+
+    return run

@@ -1,0 +1,23 @@
+// The kernel as plain C++, with a function that launches it.
+#define EMULATED
+#include "onchip.cu"
+
+static const Args* arguments;
+
+// What was done since the last time.
+extern "C" void count(long long* loads, long long* waves, long long* products) {
+    *loads = emulator::loads, *waves = emulator::waves, *products = emulator::products;
+    emulator::loads = emulator::waves = emulator::products = 0;
+}
+
+extern "C" const char* emulate(const Args* args, int ctas, int reverse) {
+    static std::vector<char> stacks((size_t)emulator::THREADS * emulator::STACK);
+    arguments = args;
+    emulator::fault[0] = 0;
+    emulator::body = [] { onchip_block(*arguments); };
+    for (int i = 0; i < ctas && !emulator::fault[0]; ++i) {
+        blockIdx.x = reverse ? ctas - 1 - i : i;
+        emulator::run_cta(stacks, reverse);
+    }
+    return emulator::fault[0] ? emulator::fault : nullptr;
+}

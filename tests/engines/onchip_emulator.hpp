@@ -1,0 +1,210 @@
+// Runs the kernel of onchip.cu on a CPU: the threads of a CTA are fibers, which take turns where the warp or the
+// CTA waits for one another. Exact in what the instructions move where; sums of products are in single precision.
+//
+// Faults that a GPU would hide end a run with a message: lanes of a warp at different instructions, threads that
+// wait for ever, rows read outside of the memory. Memory starts as NaN. `reverse` lets the last warp go first:
+// results that depend on it show a missing barrier.
+#pragma once
+#include <ucontext.h>
+
+#include <cmath>
+#include <cstdio>
+#include <cstring>
+#include <vector>
+
+#define DEVICE inline
+#define __global__
+#define __launch_bounds__(...)
+#define __expf(x) std::exp(x)
+
+struct uint2 { unsigned x, y; };
+struct alignas(16) uint4 { unsigned x, y, z, w; };
+struct float2 { float x, y; };
+struct alignas(16) float4 { float x, y, z, w; };
+inline uint2 make_uint2(unsigned x, unsigned y) { return {x, y}; }
+inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
+inline float2 make_float2(float x, float y) { return {x, y}; }
+inline uint4 fetch(const uint4* from) { return *from; }
+
+namespace emulator {
+constexpr int THREADS = 32 * WARPS, STACK = 128 * 1024;
+struct Index { int x; };
+struct Fiber { ucontext_t context; const int* waits_for; int while_it_is; bool done; };
+struct Warp { int arrived = 0, generation = 0, what = 0; void* lanes[32]; };
+static Fiber fibers[THREADS];
+static Warp warps[WARPS];
+static int arrived = 0, generation = 0;
+static ucontext_t scheduler;
+static char fault[200];
+static void (*body)();
+static long long loads, waves, products;  // of ldmatrix: times eight rows, and cycles of shared memory that took; of mma
+}  // namespace emulator
+
+static emulator::Index threadIdx, blockIdx;
+alignas(128) static unsigned char memory[SHARED_BYTES];
+
+inline void copy(int to, const void* from) { std::memcpy(memory + to, from, 16); }
+inline void copied() {}
+
+namespace emulator {
+inline void fail(const char* what) {
+    if (!fault[0]) std::snprintf(fault, sizeof fault, "%s (thread %d of CTA %d)", what, threadIdx.x, blockIdx.x);
+    ucontext_t unused;
+    swapcontext(&unused, &scheduler);
+}
+inline void wait(const int& generation) {
+    Fiber& me = fibers[threadIdx.x];
+    me.waits_for = &generation, me.while_it_is = generation;
+    swapcontext(&me.context, &scheduler);
+}
+template <class Run> void together(int what, void* mine, Run run) {
+    Warp& warp = warps[threadIdx.x / 32];
+    if (warp.arrived && warp.what != what) fail("lanes of a warp are at different instructions");
+    warp.what = what, warp.lanes[threadIdx.x % 32] = mine;
+    if (++warp.arrived < 32) return wait(warp.generation);
+    warp.arrived = 0, ++warp.generation;
+    run(warp.lanes);
+}
+inline void start() {
+    body();
+    fibers[threadIdx.x].done = true;
+    swapcontext(&fibers[threadIdx.x].context, &scheduler);
+}
+inline void run_cta(std::vector<char>& stacks, bool reverse) {
+    std::memset(memory, 0xff, sizeof memory);
+    arrived = 0;
+    for (Warp& warp : warps) warp.arrived = 0;
+    for (int i = 0; i < THREADS; ++i) {
+        Fiber& fiber = fibers[i];
+        fiber.done = false, fiber.waits_for = nullptr;
+        getcontext(&fiber.context);
+        fiber.context.uc_stack.ss_sp = stacks.data() + (size_t)i * STACK;
+        fiber.context.uc_stack.ss_size = STACK;
+        fiber.context.uc_link = nullptr;
+        makecontext(&fiber.context, start, 0);
+    }
+    for (int left = THREADS; left && !fault[0];) {
+        bool moved = false;
+        for (int k = 0; k < THREADS && !fault[0]; ++k) {
+            const int i = reverse ? THREADS - 1 - k : k;
+            Fiber& fiber = fibers[i];
+            if (fiber.done || (fiber.waits_for && *fiber.waits_for == fiber.while_it_is)) continue;
+            moved = true, threadIdx.x = i, fiber.waits_for = nullptr;
+            swapcontext(&scheduler, &fiber.context);
+            left -= fiber.done;
+        }
+        if (!moved) std::snprintf(fault, sizeof fault, "threads of CTA %d wait for ever", blockIdx.x);
+    }
+}
+}  // namespace emulator
+
+inline void __syncthreads() {
+    if (emulator::warps[threadIdx.x / 32].arrived) emulator::fail("a barrier while the warp is at an instruction");
+    if (++emulator::arrived < emulator::THREADS) return emulator::wait(emulator::generation);
+    emulator::arrived = 0, ++emulator::generation;
+}
+
+template <class T> T exchange(int what, T value, int from) {
+    struct { T value, result; int from; } mine{value, value, from};
+    emulator::together(what, &mine, [](void** lanes) {
+        using Lane = decltype(mine);
+        for (int i = 0; i < 32; ++i) {
+            Lane& lane = *static_cast<Lane*>(lanes[i]);
+            if (lane.from >= 0) lane.result = static_cast<Lane*>(lanes[lane.from])->value;
+        }
+    });
+    return mine.result;
+}
+template <class T> T __shfl_xor_sync(unsigned, T v, int mask) { return exchange(1, v, (threadIdx.x % 32) ^ mask); }
+template <class T> T __shfl_up_sync(unsigned, T v, int by) { return exchange(2, v, threadIdx.x % 32 - by); }
+template <class T> T __shfl_sync(unsigned, T v, int lane) { return exchange(3, v, lane); }
+inline bool __any_sync(unsigned, bool v) {
+    unsigned any = v;
+    for (int d = 1; d < 32; d *= 2) any |= __shfl_xor_sync(~0u, any, d);
+    return any;
+}
+inline int __popc(unsigned v) { return __builtin_popcount(v); }
+inline unsigned atomicAnd(unsigned* at, unsigned v) { unsigned old = *at; *at = old & v; return old; }
+
+inline float to_float(unsigned short bits) {
+#if HALF
+    _Float16 v;
+    std::memcpy(&v, &bits, 2);
+    return (float)v;
+#else
+    const unsigned word = (unsigned)bits << 16;
+    float v;
+    std::memcpy(&v, &word, 4);
+    return v;
+#endif
+}
+inline unsigned short to_half(float v) {
+#if HALF
+    const _Float16 h = (_Float16)v;
+    unsigned short bits;
+    std::memcpy(&bits, &h, 2);
+    return bits;
+#else
+    unsigned word;
+    std::memcpy(&word, &v, 4);
+    if (v != v) return 0x7fff;
+    return (word + 0x7fff + (word >> 16 & 1)) >> 16;
+#endif
+}
+inline unsigned pack(float low, float high) { return to_half(low) | (unsigned)to_half(high) << 16; }
+inline unsigned pack_relu(float low, float high) { return pack(low < 0 ? 0 : low, high < 0 ? 0 : high); }
+inline float2 unpack(unsigned both) { return {to_float(both & 0xffff), to_float(both >> 16)}; }
+
+// ldmatrix.x4: lane 8 m + r gives the address of row r of matrix m; a lane gets two numbers of each matrix.
+inline void load_rows(unsigned (&a)[4], int at) {
+    if (at < 0 || at % 16 || at + 16 > SHARED_BYTES) emulator::fail("rows outside of the memory, or not aligned");
+    struct { unsigned (*a)[4]; int at; } mine{&a, at};
+    emulator::together(4, &mine, [](void** lanes) {
+        using Lane = decltype(mine);
+        for (int m = 0; m < 4; ++m) {
+            int rows[8][8], most = 1;  // different ones that share a group of four banks
+            int count[8] = {};
+            for (int r = 0; r < 8; ++r) {
+                const int at = static_cast<Lane*>(lanes[8 * m + r])->at, banks = at / 16 % 8;
+                bool known = false;
+                for (int k = 0; k < count[banks]; ++k) known |= rows[banks][k] == at;
+                if (!known) rows[banks][count[banks]++] = at;
+                if (count[banks] > most) most = count[banks];
+            }
+            ++emulator::loads, emulator::waves += most;
+        }
+        for (int i = 0; i < 32; ++i)
+            for (int m = 0; m < 4; ++m)
+                std::memcpy(&(*static_cast<Lane*>(lanes[i])->a)[m],
+                            memory + static_cast<Lane*>(lanes[8 * m + i / 4])->at + i % 4 * 4, 4);
+    });
+}
+
+// mma.m16n8k16: fragments as in the PTX manual.
+inline void multiply(float (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
+    struct { float* c; const unsigned* a; unsigned b[2]; } mine{c, a, {b0, b1}};
+    emulator::together(5, &mine, [](void** lanes) {
+        using Lane = decltype(mine);
+        ++emulator::products;
+        float left[16][16], right[16][8];
+        for (int i = 0; i < 32; ++i) {
+            const Lane& lane = *static_cast<Lane*>(lanes[i]);
+            const int group = i / 4, pair = i % 4 * 2;
+            for (int r = 0; r < 4; ++r) {
+                const float2 v = unpack(lane.a[r]);
+                left[group + r % 2 * 8][pair + r / 2 * 8] = v.x;
+                left[group + r % 2 * 8][pair + r / 2 * 8 + 1] = v.y;
+            }
+            for (int r = 0; r < 2; ++r) {
+                const float2 v = unpack(lane.b[r]);
+                right[pair + 8 * r][group] = v.x;
+                right[pair + 8 * r + 1][group] = v.y;
+            }
+        }
+        for (int i = 0; i < 32; ++i)
+            for (int j = 0; j < 4; ++j) {
+                float& sum = static_cast<Lane*>(lanes[i])->c[j];
+                for (int k = 0; k < 16; ++k) sum += left[i / 4 + j / 2 * 8][k] * right[k][i % 4 * 2 + j % 2];
+            }
+    });
+}

@@ -1,0 +1,96 @@
+import csv
+import json
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from torchpact.bench.blobs import block_with_blobs, with_blobs
+from torchpact.bench.dense import dense_alternatives
+from torchpact.bench.rows import NetworkBench, Setting
+from torchpact.cli import app
+from torchpact.engines.timing import in_turns
+from torchpact.flops import max_flops
+from torchpact.models import ResidualUnit, ResNetConfig
+
+SETTING = Setting(torch.device("cpu"), torch.float32, 0.01, compiling=False)
+TINY = ["--network", "none", "--seconds", "0.01", "--no-compile", "--device", "cpu"]
+
+
+def run(*arguments):
+    return CliRunner().invoke(app, ["bench", *TINY, *arguments])
+
+
+def test_rows_are_printed_stored_and_drawn(tmp_path):
+    choice = ["--block", "16x8", "--batch", "1", "--batch", "3", "--active", "0.5", "--active", "1"]
+    result = run(*choice, "-o", str(tmp_path))
+    assert result.exit_code == 0, result.output
+    with (tmp_path / "bench.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [(row["work"], row["batch"], row["masks"]) for row in rows] == [
+        ("16×8×8", batch, masks) for batch in ("1", "3") for masks in ("blobs 50%", "blobs 100%")
+    ]
+    for row in rows:
+        measured = float(row["best_dense_ms"]) / float(row["deployed_ms"])
+        assert float(row["speedup"]) == pytest.approx(measured, abs=0.1 * measured)
+        assert bool(row["p99_ms"]) == (row["batch"] == "1")
+    assert "of theory" in result.output
+    assert (tmp_path / "bench.png").stat().st_size > 1000
+
+
+def test_rows_as_json(tmp_path):
+    result = run("--block", "16x4", "--batch", "2", "--active", "0.5", "--json", "-o", str(tmp_path))
+    found = json.loads(result.stdout)
+    assert found["rows"][0]["best_dense"] in ("eager", "channels_last", "folded")
+    assert len(found["files"]) == 3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--block", "64"], "expected a block as channels x size, such as 64x56; got '64'"),
+        (["--block", "0x8"], "got '0x8'"),
+        (["--network", "resnet50"], "expected networks among resnet32, resnet110 and none; got 'resnet50'"),
+        (["--active", "1.5"], r"expected active in \(0, 1\], got 1.5"),
+        (["--batch", "0"], "expected batch to be an integer of at least 1, got 0"),
+        (["--precision", "fp8"], "expected a precision of fp32, bf16, fp16; got 'fp8'"),
+    ],
+)
+def test_what_cannot_be_is_refused(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        CliRunner().invoke(app, ["bench", *arguments], catch_exceptions=False)
+
+
+def test_a_network_is_measured_with_its_memory():
+    config = ResNetConfig(units=2, image_size=16)
+    bench = NetworkBench(SETTING, config, torch.zeros(2, 3, 16, 16))
+    row = bench.row("blobs 50%", *with_blobs(config, 2, 0.5), engines=["dense", "sparse"])
+    assert bench.plain_flops == max_flops(bench.plain, (16, 16))
+    assert row["of_theory"] == pytest.approx(row["speedup"] / row["flops_speedup"], abs=0.05)
+    assert row["plain_MiB"] < row["act_MiB"]
+    assert row["dense_ms"] > 0
+    assert row["sparse_ms"] > 0
+
+
+@pytest.mark.parametrize("active", [0.25, 0.5, 1.0])
+def test_blobs_are_as_large_as_they_should_be(active):
+    block, u = block_with_blobs(16, 12, 3, active, units=4)
+    with torch.no_grad():
+        steps = block(u)[1].steps
+    assert (steps == 4).double().mean().item() == pytest.approx(active, abs=1 / 144)
+    assert ((steps == 1) | (steps == 4)).all()
+
+
+@torch.no_grad()
+def test_dense_alternatives_compute_the_same():
+    unit = ResidualUnit(16, 16).eval()
+    u = torch.randn(2, 16, 6, 6)
+    for call in dense_alternatives(unit, unit, u, compiling=False).values():
+        found = call()
+        assert isinstance(found, torch.Tensor)
+        assert torch.allclose(found, unit(u), atol=1e-5)
+
+
+def test_all_take_as_many_turns():
+    turns = in_turns({"a": lambda: None, "b": lambda: None}, seconds=0, least=4, most=9)
+    assert {name: len(times) for name, times in turns.items()} == {"a": 4, "b": 4}

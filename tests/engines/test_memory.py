@@ -1,0 +1,94 @@
+"""The paper's claim on memory: decisions that are one-hot need no running sum of outputs."""
+
+import pytest
+import torch
+
+import torchpact as tp
+from tests.engines.networks import lively
+from torchpact.bench.memory import peak_memory
+from torchpact.models import ResNetConfig, build
+
+
+def peak(model, images):
+    with torch.no_grad():
+        return peak_memory(lambda: model(images))
+
+
+@pytest.fixture(scope="module", params=[5, 18])
+def measured(request):
+    images = torch.randn(4, 3, 32, 32)
+    plain = build(ResNetConfig(units=request.param, adaptive=False)).eval()
+    model = lively(units=request.param)
+    peaks = {"plain": peak(plain, images)}
+    for mode in ("thresholded", "act"):
+        with tp.use_mode(model, mode, details=False):
+            peaks[mode] = peak(model, images)
+    fast = tp.deploy(model, images, mode="thresholded", engines=["native"])
+    if fast.report.measurements[0].engine == "native":
+        peaks["native"] = peak(fast, images)
+    return peaks
+
+
+def test_thresholded_takes_as_much_as_a_plain_network_and_act_more(measured):
+    assert measured["thresholded"] <= 1.05 * measured["plain"]
+    assert measured["act"] > 1.2 * measured["plain"]
+
+
+def test_deployed_takes_less(measured):
+    if "native" not in measured:
+        pytest.skip("needs a C++ compiler")
+    assert measured["native"] < measured["plain"]
+
+
+def test_without_details_only_decisions_are_kept():
+    model = lively()
+    images = torch.randn(3, 3, 16, 16)
+    with torch.no_grad(), tp.use_mode(model, "thresholded"):
+        expected, reference = model(images)
+        with tp.use_mode(model, "thresholded", details=False):
+            logits, ponders = model(images)
+    assert model.blocks[0].details
+    assert torch.equal(logits, expected)
+    for ponder, full in zip(ponders, reference, strict=True):
+        assert torch.equal(ponder.steps, full.steps)
+        assert torch.equal(ponder.cost, full.cost)
+        assert torch.equal(ponder.active, full.active)
+        assert ponder.probs.shape == full.probs.shape
+        assert ponder.probs.isnan().all()
+        assert ponder.probs.untyped_storage().nbytes() == 4
+
+
+@pytest.mark.parametrize("mode", ["relaxed", "act", "discrete"])
+def test_modes_that_need_probabilities_keep_them(mode):
+    model = lively(mode=mode)
+    tp.use_mode(model, mode, details=False)
+    with torch.no_grad():
+        _, ponders = model(torch.randn(2, 3, 16, 16))
+    assert not any(ponder.probs.isnan().any() for ponder in ponders)
+
+
+def test_learning_keeps_them_too():
+    model = lively()
+    tp.use_mode(model, "thresholded", details=False)
+    _, ponders = model(torch.randn(2, 3, 16, 16))
+    assert all(ponder.expected_steps.requires_grad for ponder in ponders)
+
+
+def test_a_peak_is_that_of_tensors_alive_at_once():
+    x = torch.zeros(256)
+
+    def work():
+        for _ in range(5):
+            y = x + 1
+            del y
+        first, second = x * 2, x * 3
+        return first.add_(second).view(2, 128)
+
+    assert peak_memory(work) == 2 * 1024
+
+
+def test_more_steps_than_a_byte_counts():
+    block = tp.AdaptiveBlock(torch.nn.Identity(), lambda u: u[:, :1] - 1e4, max_steps=300, mode="thresholded")
+    with torch.no_grad():
+        _, ponder = block(torch.zeros(2, 3))
+    assert ponder.steps.eq(300).all()

@@ -1,0 +1,211 @@
+"""The kernel runs here as C++ on the CPU, from the very source that a GPU gets; see onchip_emulator.hpp."""
+
+import shutil
+from dataclasses import replace
+
+import pytest
+import torch
+
+import torchpact as tp
+from tests.engines.emulation import counted, emulated
+from tests.engines.networks import lively, relative, tell_heads
+from torchpact.bench.blobs import with_blobs
+from torchpact.engines import FoldedBlock, Unsupported, deploy, deployment, onchip
+from torchpact.engines.onchip import OnChip, check
+from torchpact.engines.onchip_plan import SHARED_LIMIT, plans
+
+needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
+PRECISION = {torch.float16: 1e-3, torch.bfloat16: 1e-2}
+
+
+def engine(model, mode=None, **how):
+    blocks = [FoldedBlock(block, mode) for block in model.blocks]
+    check(model, blocks)
+    return OnChip(model, blocks, lambda plan: emulated(plan, **how), SHARED_LIMIT)
+
+
+def tame(model):
+    """Keep the residual stream in the range where half precision has digits to compare."""
+    for name, parameter in model.named_parameters():
+        if "conv2" in name:
+            parameter.data.mul_(0.25)
+    return model
+
+
+def reference(model, images, mode=None):
+    """The same network and images in single precision."""
+    exact = tp.models.build(model.config, mode or "thresholded").eval()
+    exact.load_state_dict(model.float().state_dict())
+    with torch.no_grad():
+        return exact(images.float())
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    ("settings", "size", "batch"),
+    [
+        ({"units": 3}, (32, 32), 1),  # the plans of CIFAR
+        ({"units": 3}, (32, 32), 2),
+        ({"units": 2}, (8, 12), 4),  # several images a CTA in every block, the last one not full
+        ({"units": 2, "width": 2, "classes": 3}, (8, 8), 2),
+        ({"units": 2, "adaptive": False}, (16, 16), 3),
+    ],
+)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_equals_the_dense_engine_in_single_precision(settings, size, batch, dtype):
+    model = tame(lively(2, **settings)).to(dtype)
+    images = torch.randn(batch, 3, *size).to(dtype)
+    logits, ponders = engine(model)(images)
+    expected, references = reference(model, images)
+    assert logits.dtype == dtype
+    assert len(ponders) == len(references)
+    same = True
+    for ponder, wanted in zip(ponders, references, strict=True):
+        steps = wanted.steps.double()
+        assert 1 < steps.mean() < model.config.units  # some go on, some do not
+        agree = ponder.steps == wanted.steps
+        # those that differ were close to the bound, or near to some that were
+        assert agree.double().mean() > (0.999 if dtype == torch.float16 else 0.95)
+        same &= bool(agree.all())
+        assert torch.equal(ponder.cost, ponder.steps.float())
+        if same:
+            assert relative(ponder.probs, wanted.probs) < PRECISION[dtype]
+            assert relative(ponder.expected_steps, wanted.expected_steps) < PRECISION[dtype]
+    if same:
+        assert relative(logits, expected) < PRECISION[dtype]
+    assert same or dtype == torch.bfloat16
+
+
+@needs_compiler
+def test_does_not_depend_on_the_order_of_warps_nor_on_the_layout_of_images():
+    model = lively(units=2).half()
+    images = torch.randn(3, 3, 16, 16).half()
+    logits, ponders = engine(model)(images)
+    again, others = engine(model, reverse=True)(images.contiguous(memory_format=torch.channels_last))
+    assert torch.equal(logits, again)
+    for ponder, other in zip(ponders, others, strict=True):
+        assert torch.equal(ponder.probs, other.probs)
+        assert torch.equal(ponder.steps, other.steps)
+
+
+HELD = {"n_tiles": 2, "hold": True, "tall": 2, "m_tiles": 1}
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    "cuts",
+    [
+        ({"tall": 1, "m_tiles": 2}, HELD, {"images": 3, "m_tiles": 3, "ahead": 4}),
+        ({"hold": False, "m_tiles": 2, "warps": 4}, {"tall": 2, "m_tiles": 1}, {"n_tiles": 2, "ahead": 3}),
+    ],
+)
+def test_however_the_work_is_cut(monkeypatch, cuts):
+    made = [
+        replace(plan, **cut) for plan, cut in zip(plans((16, 32, 64), 16, 24, 10, True), cuts, strict=True)
+    ]
+    monkeypatch.setattr(onchip, "plans", lambda *_: made)
+    model = tame(lively(2, units=3)).half()
+    images = torch.randn(3, 3, 16, 24).half()
+    logits, ponders = engine(model, reverse=True)(images)
+    expected, references = reference(model, images)
+    assert relative(logits, expected) < 1e-3
+    for ponder, wanted in zip(ponders, references, strict=True):
+        assert (ponder.steps == wanted.steps).double().mean() > 0.999
+        assert relative(ponder.probs, wanted.probs) < 1e-3
+
+
+@needs_compiler
+def test_scattered_pixels_meet_few_bank_conflicts():
+    model, images = with_blobs(tp.models.ResNetConfig(units=3), batch=2, active=0.25)
+    fast = engine(model.half())
+    fast(images.half())
+    for plan, _ in fast.prepare(32, 32):
+        reads, cycles, products = counted(plan)
+        assert products > 0
+        assert reads <= cycles < 1.3 * reads  # 1.6 and more in the order of rows
+
+
+@needs_compiler
+@pytest.mark.parametrize("bias", [-9.0, 9.0])
+def test_all_and_none_active(bias):
+    model = tell_heads(tame(lively(2, units=3)), bias).half()
+    images = torch.randn(2, 3, 8, 8).half()
+    logits, ponders = engine(model)(images)
+    expected, references = reference(model, images)
+    assert relative(logits, expected) < 1e-3
+    for ponder, wanted in zip(ponders, references, strict=True):
+        assert (ponder.steps == (3 if bias < 0 else 1)).all()
+        assert relative(ponder.probs, wanted.probs) < 1e-5
+        assert relative(ponder.expected_steps, wanted.expected_steps) < 1e-5
+
+
+@needs_compiler
+def test_draws_and_scores_decisions_as_the_dense_engine_does():
+    model = tame(lively(2, units=3)).half()
+    images = torch.randn(2, 3, 16, 16).half()
+    modes = [tp.Discrete(torch.Generator().manual_seed(1)) for _ in range(2)]
+    _, ponders = engine(model, modes[0])(images)
+    _, references = reference(model, images, modes[1])
+    for ponder, wanted in zip(ponders, references, strict=True):
+        agree = ponder.steps == wanted.steps
+        assert agree.double().mean() > 0.99
+        assert torch.allclose(ponder.log_prob[agree], wanted.log_prob[agree], atol=0.05)
+        assert torch.equal(ponder.probs[-1], torch.ones_like(ponder.probs[-1]))
+
+
+@needs_compiler
+def test_no_images():
+    logits, ponders = engine(lively(units=2).half())(torch.empty(0, 3, 8, 8).half())
+    assert logits.shape == (0, 10)
+    assert [ponder.steps.shape for ponder in ponders] == [(0, 1, 8, 8), (0, 1, 4, 4), (0, 1, 2, 2)]
+
+
+def test_plans_of_cifar_leave_room_for_two_ctas():
+    for plan in plans((16, 32, 64), 32, 32, 10, half=False):
+        assert plan.ctas * (plan.shared_bytes + 1024) <= 228 * 1024
+    with pytest.raises(Unsupported, match=r"got 3\d\d KB for 48 channels of 32×32"):
+        plans((48, 96, 192), 32, 32, 10, half=False)
+    with pytest.raises(Unsupported, match="no wider than 32; got 64×64"):
+        plans((16, 32, 64), 64, 64, 10, half=False)
+
+
+@pytest.mark.parametrize(
+    ("settings", "dtype", "mode", "line"),
+    [
+        ({}, torch.float32, None, "half precision"),
+        ({"per": "image"}, torch.float16, None, "a decision for every pixel"),
+        ({"halting_norm": True}, torch.float16, None, "a decision for every pixel"),
+        ({}, torch.float16, tp.ACT(), "thresholded or discrete"),
+        ({}, torch.float16, None, "a network on a GPU, got one on cpu"),
+    ],
+)
+def test_says_what_it_cannot_run(settings, dtype, mode, line):
+    model = lively(**settings).to(dtype)
+    with pytest.raises(Unsupported, match=line):
+        onchip.build(model, [FoldedBlock(block, mode) for block in model.blocks])
+
+
+def test_deploy_falls_back_with_a_line(monkeypatch):
+    monkeypatch.setitem(deployment.NETWORK_ENGINES, "onchip", onchip.build)
+    model = lively(units=2)
+    fast = deploy(model, torch.randn(1, 3, 8, 8), engines=["dense", "onchip"])
+    assert "onchip: expected a network in half precision" in fast.explain()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("batch", [0, 1, 7, 1000])
+def test_on_a_gpu(batch):
+    model = tame(lively(units=5)).half().cuda()
+    images = torch.randn(batch, 3, 32, 32).half().cuda()
+    fast = onchip.build(model, [FoldedBlock(block) for block in model.blocks])
+    logits, ponders = fast(images)
+    expected, references = reference(model.cpu(), images.cpu())
+    again, _ = fast(images)
+    assert torch.equal(logits, again)
+    for ponder, wanted in zip(ponders, references, strict=True):
+        if batch:
+            assert (ponder.steps.cpu() == wanted.steps).double().mean() > 0.999
+    assert logits.shape == (batch, 10)
+    if batch:
+        assert relative(logits.cpu(), expected) < 1e-2
