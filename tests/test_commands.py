@@ -55,6 +55,12 @@ def test_train_warm_start_and_evaluate_work_together(run, tmp_path):
     )
     assert code == 0
     assert json.loads(out)["thresholded"] == trained["thresholded"]
+    # a folder is as good as its last checkpoint; one that has none is told
+    folder = run("evaluate", tmp_path / "psact", "--data", "sample", "--mode", "thresholded", "--json")
+    assert folder[:2] == (0, out)
+    code, _, error = run("evaluate", tmp_path, "--data", "sample")
+    assert code == 2
+    assert "expected a checkpoint, got a folder without one" in error
 
 
 def test_several_taus_and_seeds_make_a_sweep(run, tmp_path):
@@ -96,6 +102,8 @@ def test_resume_of_a_finished_run_shows_its_results(run, tmp_path):
             "expected a preset among paper, fast, strong, smoke",
         ),
         (("train", "{}", "--tau", "-1", "--data", "sample"), "expected tau in [0, inf), got -1.0"),
+        (("train", "{}", "--method", "plain", "--tau", "1"), "expected --tau where a network decides"),
+        (("train", "{}", "--method", "plain", "--group", "2"), "expected --group where a network decides"),
         (
             ("train", "{}", "--batch", "0", "--data", "sample"),
             "expected batch to be an integer of at least 1",

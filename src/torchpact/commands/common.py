@@ -10,6 +10,7 @@ from torchpact.data import Images, load_cifar10, load_sample
 from torchpact.models import ResNet, zoo
 from torchpact.training import TrainConfig
 from torchpact.training.checkpoint import CheckpointError, is_of_sequences, load_model
+from torchpact.training.run_files import RunFiles
 
 DataRoot = Annotated[
     Path | None,
@@ -33,8 +34,14 @@ def pick_device(name: str) -> torch.device:
 
 
 def network_file(name: str | Path) -> Path:
-    """Return the checkpoint that a user means: a file, or a network of the zoo by its name."""
+    """Return the checkpoint that a user means: a file, the last of a run's folder, or one of the zoo."""
     path = Path(name)
+    if path.is_dir():
+        files = RunFiles(path)
+        found = [file for file in (files.last, files.previous) if file.exists()]
+        if not found:
+            raise CheckpointError(f"{path}: expected a checkpoint, got a folder without one")
+        return found[0]
     known = {entry.name: entry.path for entry in zoo.entries()}
     return path if path.exists() else known.get(str(name), path)
 

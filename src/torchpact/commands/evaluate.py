@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from torchpact.commands.common import DataRoot, Device, load_data, network_file, pick_device
+from torchpact.commands.common import DataRoot, Device, load_test, network_file, pick_device
 from torchpact.commands.results import result_lines
 from torchpact.commands.train_sequences import load_test_text
 from torchpact.training.checkpoint import is_of_sequences, load_model, load_sequence_model
@@ -19,7 +19,7 @@ from torchpact.training.sequence_trainer import evaluate_sequences
 
 def evaluate(
     checkpoint: Annotated[
-        Path, typer.Argument(help="A .safetensors file of a run, or a network of the zoo.")
+        Path, typer.Argument(help="A run's folder or .safetensors file, or a network of the zoo.")
     ],
     mode: Annotated[
         list[str] | None, typer.Option(help="relaxed, discrete, thresholded or act; several if repeated.")
@@ -47,7 +47,7 @@ def evaluate(
         print(json.dumps(measured, indent=2) if as_json else result_lines({str(checkpoint): measured}))
         return
     model, config = load_model(checkpoint)
-    _, test = load_data(data, place)
+    test = load_test(data, place)
     modes = tuple(mode) if mode else config.modes
     measured = evaluate_modes(model.to(place), test, modes, precision=precision, batch=batch, seed=seed)
     if as_json:

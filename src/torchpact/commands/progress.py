@@ -5,6 +5,7 @@ from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.table import Column
 
 from torchpact.commands.results import result_text
 from torchpact.training import TrainingLoop, distributed, train_together
@@ -20,9 +21,10 @@ class TrainingProgress:
     def __init__(self, total: int | None = None) -> None:
         self.bar = Progress(
             TextColumn("{task.description}"),
-            BarColumn(),
+            BarColumn(bar_width=12),
             MofNCompleteColumn(),
-            TextColumn("{task.fields[shown]}"),
+            # on a narrow terminal it ends early, rather than on a second line
+            TextColumn("{task.fields[shown]}", table_column=Column(no_wrap=True, overflow="ellipsis")),
             TimeRemainingColumn(),
             console=Console(stderr=True),
             disable=distributed.rank() > 0,

@@ -159,6 +159,9 @@ def train(
     options = {"resume": resume, "tensorboard": tensorboard}
     try:
         trainers: Sequence[TrainingLoop[Any]]
+        if method in ("plain", "repeat"):
+            decides = {"tau": tau, "temperature": temperature, "clip": clip, "group": group, "per": per}
+            _refuse(decides | {"halting_norm": halting_norm, "free": free}, "where a network decides")
         if task is None:
             _refuse(of_sequences, "with --task only")
             trainers = _image_trainers(
