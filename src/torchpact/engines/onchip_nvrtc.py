@@ -23,9 +23,10 @@ STANDARD = "c++17"
 
 def compile_block(plan: Plan, arch: str) -> bytes:
     """Return the machine code of a block for an architecture such as sm_90, from the cache if it is there."""
-    source = SOURCE.read_text()
     route, version = compiler()
-    key = repr((source, sorted(plan.macros.items()), arch, STANDARD, version)).encode()
+    source = SOURCE.read_text()
+    parts = [path.read_text() for path in sorted(SOURCE.parent.glob("onchip_*.cuh"))]
+    key = repr((source, parts, sorted(plan.macros.items()), arch, STANDARD, version)).encode()
     folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "torchpact"
     path = folder / f"onchip-{hashlib.sha256(key).hexdigest()[:16]}.cubin"
     if path.exists():
@@ -63,7 +64,7 @@ def _by_cuda_core(source: str, macros: dict[str, int], arch: str) -> bytes:
     from cuda.core import Program, ProgramOptions
 
     defined = [f"{name}={value}" for name, value in macros.items()]
-    options = ProgramOptions(std=STANDARD, arch=arch, define_macro=defined)
+    options = ProgramOptions(std=STANDARD, arch=arch, define_macro=defined, include_path=str(SOURCE.parent))
     try:
         return bytes(Program(source, "c++", options).compile("cubin").code)
     except Exception as error:  # of a class of its own, which moved between versions
@@ -72,7 +73,7 @@ def _by_cuda_core(source: str, macros: dict[str, int], arch: str) -> bytes:
 
 def _by_library(source: str, macros: dict[str, int], arch: str) -> bytes:
     library, program = _library(), c_void_p()
-    options = [f"--gpu-architecture={arch}", f"--std={STANDARD}"]
+    options = [f"--gpu-architecture={arch}", f"--std={STANDARD}", f"--include-path={SOURCE.parent}"]
     options += [f"-D{name}={value}" for name, value in macros.items()]
     library.nvrtcCreateProgram(byref(program), source.encode(), b"onchip.cu", 0, None, None)
     try:

@@ -1,0 +1,65 @@
+// Instructions of a warp; with EMULATED they are functions of the tests.
+#pragma once
+
+#ifdef EMULATED
+#include "onchip_emulator.hpp"
+#else
+#define DEVICE __device__ __forceinline__
+extern __shared__ __align__(128) unsigned char memory[];
+
+DEVICE void load_rows(unsigned (&a)[4], int at) {
+    unsigned address = (unsigned)__cvta_generic_to_shared(memory) + at;
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(a[0]), "=r"(a[1]), "=r"(a[2]), "=r"(a[3]) : "r"(address) : "memory");
+}
+
+// From memory that no one writes, now: the compiler must not put it off until behind a barrier.
+DEVICE uint4 fetch(const uint4* from) {
+    uint4 v;
+    asm volatile("ld.global.nc.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(from));
+    return v;
+}
+
+// 16 bytes into shared memory, not through registers; there after `copied` and a barrier.
+DEVICE void copy(int to, const void* from) {
+    unsigned address = (unsigned)__cvta_generic_to_shared(memory) + to;
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" :: "r"(address), "l"(from) : "memory");
+}
+DEVICE void copied() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+
+#if HALF
+#define FORMAT "f16"
+#else
+#define FORMAT "bf16"
+#endif
+
+DEVICE void multiply(float (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32." FORMAT "." FORMAT ".f32 "
+                 "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+DEVICE unsigned pack(float low, float high) {
+    unsigned both;
+    asm("cvt.rn." FORMAT "x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
+    return both;
+}
+
+DEVICE unsigned pack_relu(float low, float high) {
+    unsigned both;
+    asm("cvt.rn.relu." FORMAT "x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
+    return both;
+}
+
+DEVICE float2 unpack(unsigned both) {
+#if HALF
+    float2 out;
+    asm("{.reg .b16 l, h; mov.b32 {l, h}, %2; cvt.f32.f16 %0, l; cvt.f32.f16 %1, h;}"
+        : "=f"(out.x), "=f"(out.y) : "r"(both));
+    return out;
+#else
+    return make_float2(__uint_as_float(both << 16), __uint_as_float(both & 0xffff0000u));
+#endif
+}
+#endif

@@ -1,0 +1,162 @@
+// How a block begins and ends.
+#pragma once
+
+#if ENTRY_STRIDE == 1
+// u = stem(images). Four numbers a pixel in x, the fourth 0; k = 4 · tap + colour, in three steps of 16.
+DEVICE void enter(const Args& a, int first, int images) {
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    clear(X, up(SLOTS * 8));
+    __syncthreads();
+    for (int pixel = threadIdx.x; pixel < images * PLANE; pixel += THREADS) {
+        const int row = pixel / WIDTH % HEIGHT, column = pixel % WIDTH;
+        const half_t* from = a.input + (first + image_of(pixel)) * a.image_stride + row * a.row_stride + column * a.column_stride;
+        const unsigned red = from[0], green = from[a.channel_stride], blue = from[2 * a.channel_stride];
+        at<uint2>(X + 8 * slot_of(pixel)) = make_uint2(red | green << 16, blue);
+    }
+    __syncthreads();
+    for (int tile = warp; tile * 16 < images * PLANE; tile += WARPS) {
+        float c[CHUNKS][4];
+#pragma unroll
+        for (int n = 0; n < CHUNKS; ++n) c[n][0] = c[n][1] = c[n][2] = c[n][3] = 0;
+        int pixel[2];
+        for (int half = 0; half < 2; ++half) pixel[half] = tile * 16 + lane / 4 + 8 * half;
+#pragma unroll
+        for (int step = 0; step < 3; ++step) {
+            unsigned rows[4];
+#pragma unroll
+            for (int r = 0; r < 4; ++r) {
+                const int tap = 4 * step + 2 * (r / 2) + lane % 4 / 2;
+                const int shift = tap < 9 ? (tap / 3 - 1) * PITCH + tap % 3 - 1 : 0;  // weights beyond are 0
+                const int at_pixel = pixel[r % 2] < PIXELS ? pixel[r % 2] : PIXELS - 1;
+                rows[r] = at<unsigned>(X + 8 * (slot_of(at_pixel) + shift) + 4 * (lane % 2));
+            }
+#pragma unroll
+            for (int n = 0; n < CHUNKS / 2; ++n) {
+                const uint4 w = a.stem[(step * (CHUNKS / 2) + n) * 32 + lane];
+                multiply(c[2 * n], rows, w.x, w.y);
+                multiply(c[2 * n + 1], rows, w.z, w.w);
+            }
+        }
+#pragma unroll
+        for (int half = 0; half < 2; ++half)
+            if (pixel[half] < PIXELS)
+#pragma unroll
+                for (int n = 0; n < CHUNKS; ++n)
+                    at<unsigned>(U + chunk_at<CHANNELS>(home_of(pixel[half]), n) + 4 * (lane % 4)) = pack(c[n][2 * half], c[n][2 * half + 1]);
+    }
+    __syncthreads();
+    clear(X, X_BYTES);
+    __syncthreads();
+}
+#else
+// The first convolution of a unit of stride 2, into y, and its shortcut, into u: means of 2×2, zeros beside.
+DEVICE void enter(const Args& a, int first, int images) {
+    constexpr int N = at_once(IMAGES), AT_ONCE = THREADS / (IN / 8);
+    const int chunk = threadIdx.x % (IN / 8);
+    const Norm norm(a.norms, IN, chunk);
+    clear(U, PIXELS * CHANNELS * 2);
+    for (int start = 0; start < images; start += N) {
+        const int pixels = (images - start < N ? images - start : N) * PLANE;
+        clear(X, X_BYTES);
+        __syncthreads();
+        for (int i = threadIdx.x / (IN / 8); i < pixels && threadIdx.x < AT_ONCE * (IN / 8); i += AT_ONCE) {
+            const int pixel = start * PLANE + i, row = pixel / WIDTH % HEIGHT, column = pixel % WIDTH;
+            const half_t* from = a.input + (((long long)(first + image_of(pixel)) * 2 * HEIGHT + 2 * row) * 2 * WIDTH + 2 * column) * IN + 8 * chunk;
+            float mean[8] = {0, 0, 0, 0, 0, 0, 0, 0};
+#pragma unroll
+            for (int corner = 0; corner < 4; ++corner) {
+                const uint4 u = *reinterpret_cast<const uint4*>(from + (corner / 2 * 2 * WIDTH + corner % 2) * IN);
+                at<uint4>(X + chunk_at<IN>(in_slot(i) + corner / 2 * IN_PITCH + corner % 2, chunk)) = norm(u);
+                const unsigned parts[4] = {u.x, u.y, u.z, u.w};
+#pragma unroll
+                for (int j = 0; j < 4; ++j) {
+                    const float2 v = unpack(parts[j]);
+                    mean[2 * j] += v.x / 4;
+                    mean[2 * j + 1] += v.y / 4;
+                }
+            }
+            at<uint4>(U + chunk_at<CHANNELS>(home_of(pixel), CHUNKS / 4 + chunk)) =
+                make_uint4(pack(mean[0], mean[1]), pack(mean[2], mean[3]), pack(mean[4], mean[5]), pack(mean[6], mean[7]));
+        }
+        const Weights<Source<true, true>> weights(a.weights);
+        __syncthreads();
+        convolve<true, true>(weights, Rows{false, start * PLANE, pixels}, Heads());
+        __syncthreads();
+    }
+    clear(X, X_BYTES);
+    __syncthreads();
+}
+#endif
+
+// Halting probabilities of steps that were not asked are 1; a thread does as many pixels as a store takes.
+DEVICE void report(const Args& a, int first, int images) {
+    constexpr int V = PLANE % 4 ? 1 : 4, BATCH = 6;
+    struct alignas(4 * V) Pixels { float of[V]; };
+    for (int pixel = threadIdx.x * V; pixel < images * PLANE; pixel += THREADS * V) {
+        const long long place = (long long)first * PLANE + pixel, stride = (long long)a.batch * PLANE;
+        int ran[V], asked[V], most = 0, least = a.units;
+        float left[V], expected[V];
+#pragma unroll
+        for (int v = 0; v < V; ++v) {
+            ran[v] = at<unsigned char>(STEPS + pixel + v), asked[v] = ran[v] < a.units ? ran[v] : a.units - 1;
+            most = asked[v] > most ? asked[v] : most, least = asked[v] < least ? asked[v] : least;
+            left[v] = expected[v] = 1;
+        }
+        for (int unit = 0; unit < a.units; unit += BATCH) {
+            Pixels probs[BATCH];
+#pragma unroll
+            for (int b = 0; b < BATCH; ++b)
+                if (unit + b < most) probs[b] = *reinterpret_cast<const Pixels*>(a.probs + (unit + b) * stride + place);
+#pragma unroll
+            for (int b = 0; b < BATCH; ++b) {
+#pragma unroll
+                for (int v = 0; v < V; ++v)
+                    if (unit + b < asked[v]) {
+                        left[v] *= a.keep_logits ? 1 / (1 + __expf(probs[b].of[v])) : 1 - probs[b].of[v];
+                        expected[v] += left[v];
+                    } else {
+                        probs[b].of[v] = a.keep_logits ? 1 / 0.0f : 1;
+                    }
+                if (unit + b >= least && unit + b < a.units)
+                    *reinterpret_cast<Pixels*>(a.probs + (unit + b) * stride + place) = probs[b];
+            }
+        }
+#pragma unroll
+        for (int v = 0; v < V; ++v) {
+            a.steps[place + v] = ran[v];
+            a.cost[place + v] = ran[v];
+            a.expected[place + v] = expected[v];
+        }
+    }
+}
+
+#if LAST
+DEVICE void leave(const Args& a, int first, int images) {
+    float* means = array<float>(PARTS);
+    for (int i = threadIdx.x; i < images * CHANNELS; i += THREADS) {
+        const int c = i % CHANNELS;
+        const float scale = a.last[c], shift = a.last[CHANNELS + c];
+        float sum = 0;
+        for (int p = 0; p < PLANE; ++p) {
+            const float2 u = unpack(at<unsigned>(U + chunk_at<CHANNELS>(i / CHANNELS * PLANE + p, c / 8) + 4 * (c % 8 / 2)));
+            const float v = (c % 2 ? u.y : u.x) * scale + shift;
+            sum += v < 0 ? 0 : v;
+        }
+        means[i] = sum / PLANE;
+    }
+    __syncthreads();
+    for (int i = threadIdx.x; i < images * CLASSES; i += THREADS) {
+        const int image = i / CLASSES, k = i % CLASSES;
+        const float* weights = a.last + 2 * CHANNELS;
+        float logit = weights[CLASSES * CHANNELS + k];
+        for (int c = 0; c < CHANNELS; ++c) logit += weights[k * CHANNELS + c] * means[image * CHANNELS + c];
+        a.output[(long long)first * CLASSES + i] = pack(logit, 0) & 0xffff;
+    }
+}
+#else
+DEVICE void leave(const Args& a, int first, int images) {
+    for (int i = threadIdx.x; i < images * PLANE * CHUNKS; i += THREADS)
+        reinterpret_cast<uint4*>(a.output)[(long long)first * PLANE * CHUNKS + i] =
+            at<uint4>(U + chunk_at<CHANNELS>(home_of(i / CHUNKS), i % CHUNKS));
+}
+#endif
