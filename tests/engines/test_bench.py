@@ -1,13 +1,16 @@
 import csv
 import json
+from typing import Any
 
 import pytest
 import torch
 from typer.testing import CliRunner
 
+import torchpact as tp
 from torchpact.bench.blobs import block_with_blobs, with_blobs
+from torchpact.bench.bottleneck import bottleneck_flops, bottlenecks_with_blobs
 from torchpact.bench.dense import dense_alternatives
-from torchpact.bench.rows import NetworkBench, Setting
+from torchpact.bench.rows import BottleneckBench, NetworkBench, Setting
 from torchpact.cli import app
 from torchpact.engines.timing import in_turns
 from torchpact.flops import max_flops
@@ -50,7 +53,10 @@ def test_rows_as_json(tmp_path):
     [
         (["--block", "64"], "expected a block as channels x size, such as 64x56; got '64'"),
         (["--block", "0x8"], "got '0x8'"),
-        (["--network", "resnet50"], "expected networks among resnet32, resnet110 and none; got 'resnet50'"),
+        (
+            ["--network", "resnet51"],
+            "expected networks among resnet32, resnet110, resnet50 and none; got 'resnet51'",
+        ),
         (["--active", "1.5"], r"expected active in \(0, 1\], got 1.5"),
         (["--batch", "0"], "expected batch to be an integer of at least 1, got 0"),
         (["--precision", "fp8"], "expected a precision of fp32, bf16, fp16; got 'fp8'"),
@@ -70,6 +76,36 @@ def test_a_network_is_measured_with_its_memory():
     assert row["plain_MiB"] < row["act_MiB"]
     assert row["dense_ms"] > 0
     assert row["sparse_ms"] > 0
+
+
+SMALL_NET: dict[str, Any] = {"size": 64, "units": (2, 3), "channels": (64, 128)}
+
+
+def test_a_network_of_bottlenecks_is_measured():
+    bench = BottleneckBench(SETTING, 2, **SMALL_NET)
+    row = bench.row(0.5)
+    assert row["engine"] == "dense"  # on a CPU others decline
+    assert 1.1 < row["flops_speedup"] < 2.0
+    assert row["of_theory"] == pytest.approx(row["speedup"] / row["flops_speedup"], abs=0.05)
+
+
+@torch.no_grad()
+def test_flops_of_bottlenecks_are_those_of_their_layers():
+    """Of units that run everywhere, by what PyTorch counts; of a corner pixel, by hand."""
+    net: Any
+    net, images = bottlenecks_with_blobs(1, 1.0, **SMALL_NET)
+    u = net.enter(images)
+    for block in net.blocks:
+        everywhere = torch.full((1, 1, *block(u)[0].shape[2:]), block.max_steps)
+        expected = tp.count_flops(torch.nn.Sequential(*block.steps), u).mean
+        assert bottleneck_flops(block, everywhere, heads=False) == expected
+        corner = torch.ones_like(everywhere)
+        corner[0, 0, 0, 0] = 2
+        once = bottleneck_flops(block, torch.ones_like(corner), heads=False)
+        second = block.steps[1]
+        more = 4 * second.conv1.weight.numel() + second.conv2.weight.numel() + second.conv3.weight.numel()
+        assert bottleneck_flops(block, corner, heads=False) - once == 2 * more
+        u, _ = block(u)
 
 
 @pytest.mark.parametrize("active", [0.25, 0.5, 1.0])

@@ -163,6 +163,37 @@ def test_an_engine_for_whole_networks_is_taken_if_it_is_the_fastest(monkeypatch)
         fast(images_of(2)[0])
 
 
+def test_a_whole_network_leaves_sizes_that_it_does_not_know_to_the_blocks(monkeypatch):
+    model = lively()
+
+    def build(net, blocks):
+        def run(images):
+            if images.size(2) != 16:
+                raise Unsupported(f"whole: expected images of 16 pixels, got {images.size(2)}")
+            return torch.full((len(images), 10), 7.0), []
+
+        return run
+
+    monkeypatch.setitem(deployment.NETWORK_ENGINES, "whole", build)
+    monkeypatch.setattr(deployment, "interleaved", lambda calls: dict.fromkeys(calls, 1.0) | {"whole": 0.5})
+    fast = tp.deploy(model, images_of(2), engines=["dense", "whole"])
+    assert fast(images_of(2))[0].eq(7).all()
+    assert agree(fast, model, images_of(2, size=12))
+    assert "whole runs the network as a whole" in fast.explain()
+
+    other = tp.deploy(model, images_of(2, size=20), engines=["dense", "whole"])
+    assert other.report.measurements[-1].engine == "blocks"
+    assert other.explain().splitlines()[-1] == "whole: expected images of 16 pixels, got 20"
+
+
+def test_the_engine_on_the_chip_is_offered_to_gpus_and_says_what_it_lacks():
+    assert "onchip" in deployment._names(None, "cuda")
+    assert "onchip" not in deployment._names(None, "cpu")
+    fast = tp.deploy(lively().half(), images_of(1).half(), engines=["dense", "onchip"])
+    assert fast.report.measurements[-1].engine == "blocks"
+    assert fast.explain().splitlines()[-1] == "onchip: expected a network on a GPU, got one on cpu"
+
+
 def test_a_new_engine_is_an_entry_in_a_dict(monkeypatch):
     monkeypatch.setitem(deployment.ENGINES, "mine", deployment.ENGINES["dense"])
     fast = tp.deploy(lively(), images_of(1), engines=["mine"])

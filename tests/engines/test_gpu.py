@@ -5,12 +5,15 @@ import torch
 
 import torchpact as tp
 from tests.engines.networks import block_of, halt_outside, relative, tell_heads, undecided
+from torchpact.bench.bottleneck import Bottleneck
 from torchpact.engines import FoldedBlock, Unsupported
+from torchpact.models import HaltingHead
 
 pytest.importorskip("triton", reason="needs Triton")
 
-from torchpact.engines import gpu
+from torchpact.engines import gpu, native, sparse
 from torchpact.engines.gpu import SparseGPUBlock
+from torchpact.engines.gpu_tiles import Tiles, tiles_for
 
 CUDA = torch.cuda.is_available()
 
@@ -24,11 +27,11 @@ def _exact(monkeypatch):
 DEVICE = "cuda" if CUDA else "cpu"
 
 
-def run(block, u, mode=None):
+def run(block, u, mode=None, **options):
     with torch.no_grad():
         expected = block(u, mode=mode)
-    got = SparseGPUBlock(FoldedBlock(block, mode))(u.contiguous(memory_format=torch.channels_last))
-    return got, expected
+    sparse = SparseGPUBlock(FoldedBlock(block, mode), **options)
+    return sparse(u.contiguous(memory_format=torch.channels_last)), expected
 
 
 @pytest.mark.parametrize(
@@ -89,7 +92,8 @@ def test_a_single_corner_pixel(monkeypatch):
 def test_more_images_in_a_tile_than_slots():
     """One pixel an image: a tile of pixels has more images than are summed at a time."""
     block, u = block_of(16, 1, 1, 40)
-    (output, ponder), (expected, reference) = run(tell_heads(block, -9.0).to(DEVICE), u.to(DEVICE))
+    block = tell_heads(block, -9.0).to(DEVICE)
+    (output, ponder), (expected, reference) = run(block, u.to(DEVICE), small=0)
     assert relative(output, expected) < 1e-5
     assert torch.equal(ponder.steps, reference.steps)
 
@@ -136,24 +140,97 @@ def test_maps_that_are_not_contiguous():
     assert torch.equal(ponder.steps, reference.steps)
 
 
+@pytest.mark.parametrize("small", [0, 1024])
+@pytest.mark.parametrize("mode", [tp.Thresholded(0.4), tp.Discrete()])
+def test_maps_are_decided_on_by_one_kernel_or_by_two(small, mode, monkeypatch):
+    """Images of 20×17: two tiles for the one kernel; of the last image nothing goes on."""
+    block, u = block_of(16, 20, 17, 3)
+    block, u = halt_outside(block, u, torch.rand(3, 20, 17) < torch.tensor([0.3, 0.05, 0.0])[:, None, None])
+    block, u = block.to(DEVICE), u.to(DEVICE)
+    noise = torch.zeros(3, 1, 20, 17, device=DEVICE)
+    monkeypatch.setattr(gpu, "logistic_noise", lambda *_: noise)
+    monkeypatch.setattr("torchpact.modes.logistic_noise", lambda *_: noise)
+    (output, ponder), (expected, reference) = run(block, u, mode, small=small)
+    assert reference.steps[2].eq(1).all()
+    assert relative(output, expected) < 1e-5
+    assert torch.equal(ponder.steps, reference.steps)
+    assert relative(ponder.probs, reference.probs) < 1e-5
+
+
+@pytest.mark.parametrize(("stride", "small"), [(1, 0), (2, 256)])
+@torch.no_grad()
+def test_bottleneck_units(stride, small):
+    torch.manual_seed(0)
+    steps = [Bottleneck(32 if stride == 2 else 64, 64, stride), Bottleneck(64, 64), Bottleneck(64, 64)]
+    block = tp.AdaptiveBlock(steps, [HaltingHead(64, bias=0.0) for _ in steps[1:]], mode="thresholded").eval()
+    for norm in (m for m in block.modules() if isinstance(m, torch.nn.BatchNorm2d)):
+        norm.weight.uniform_(0.5, 1.5)
+        norm.bias.normal_(0, 0.3)
+    block, u = block.to(DEVICE), torch.randn(2, steps[0].conv1.in_channels, 5 * stride, 6 * stride)
+    (output, ponder), (expected, reference) = run(block, u.to(DEVICE), small=small)
+    assert 1 < reference.steps.double().mean() < 3
+    assert not undecided(reference)
+    assert relative(output, expected) < 1e-5
+    assert torch.equal(ponder.steps, reference.steps)
+
+
+def test_bottlenecks_are_declined_in_a_line_by_those_who_cannot_run_them():
+    block = FoldedBlock(tp.AdaptiveBlock([Bottleneck(64, 64) for _ in range(2)], [HaltingHead(64)]))
+    for engine in (native, sparse):
+        with pytest.raises(Unsupported, match="expected units of two 3×3 convolutions, got bottlenecks"):
+            engine.build(block)
+
+
+@pytest.mark.parametrize("splits", [2, 3, 4])
+@pytest.mark.parametrize("active", [0.1, 0.6])
+def test_programs_share_the_inputs_of_a_tile(splits, active):
+    block, u = block_of(32, 5, 4, 4)
+    block, u = halt_outside(block, u, torch.rand(4, 5, 4) < active)
+    tiles = Tiles(16, 16, 16, 4, 2, 16, splits)
+    sparse = SparseGPUBlock(FoldedBlock(block.to(DEVICE)), tiles=(tiles, tiles))
+    sparse.processors = 1  # eight programs for each half of the outputs, and five tiles if all are active
+    with torch.no_grad():
+        expected, reference = block(u.to(DEVICE))
+    output, ponder = sparse(u.to(DEVICE))
+    assert ponder is not None
+    assert relative(output, expected) < 1e-5
+    assert torch.equal(ponder.steps, reference.steps)
+
+
 @pytest.mark.skipif(not CUDA, reason="needs a CUDA device: too slow, or bf16, in the interpreter")
 @pytest.mark.gpu
-@pytest.mark.parametrize("early", [True, False])
-@pytest.mark.parametrize("own_first", [True, False])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(
-    ("channels", "size", "batch"), [(16, 32, 1000), (32, 9, 3), (64, 13, 5), (128, 14, 4), (512, 7, 2)]
+    ("channels", "size", "batch"), [(16, 32, 1000), (32, 9, 3), (64, 19, 5), (128, 14, 4), (512, 7, 2)]
 )
-def test_partial_masks_of_many_shapes(channels, size, batch, dtype, own_first, early):
+def test_partial_masks_of_many_shapes(channels, size, batch, dtype):
     block, u = block_of(channels, size, size, batch)
     block, u = halt_outside(block, u, torch.rand(batch, size, size) < 0.3)
     block, u = block.to(DEVICE), u.to(DEVICE)
     with torch.no_grad():
         expected, reference = block(u)
-    sparse = SparseGPUBlock(FoldedBlock(block.to(dtype)), own_first=own_first, early=early, bulk=early)
-    for _ in range(3):  # kernels that overlap where they must not would not always be right
+    sparse = SparseGPUBlock(FoldedBlock(block.to(dtype)), own_first=batch > 3)
+    for _ in range(3):  # programs that wait for too little would not always be right
         output, ponder = sparse(u.to(dtype).contiguous(memory_format=torch.channels_last))
         assert ponder is not None
         assert torch.equal(ponder.steps, reference.steps)
         assert relative(output, expected) < (1e-5 if dtype == torch.float32 else 1e-2)
         assert torch.equal(ponder.cost, reference.cost)
+
+
+@pytest.mark.skipif(not CUDA, reason="needs a CUDA device: the interpreter runs one program at a time")
+@pytest.mark.gpu
+@pytest.mark.parametrize("splits", [2, 4])
+def test_shared_tiles_are_the_same_every_time(splits):
+    block, u = block_of(256, 14, 14, 16)
+    block, u = halt_outside(block, u, torch.rand(16, 14, 14) < 0.2)
+    block, u = block.to(DEVICE, torch.bfloat16), u.to(DEVICE, torch.bfloat16)
+    one, other = tiles_for(256)
+    plain, shared = (
+        SparseGPUBlock(FoldedBlock(block), tiles=(one._replace(splits=n), other._replace(splits=n)))
+        for n in (1, splits)
+    )
+    expected, _ = plain(u)
+    outputs = [shared(u)[0] for _ in range(20)]
+    assert all(torch.equal(output, outputs[0]) for output in outputs)
+    assert relative(outputs[0], expected) < 1e-2

@@ -6,7 +6,10 @@ import torch
 import torchpact as tp
 from tests.engines.networks import lively
 from torchpact.bench.memory import peak_memory
+from torchpact.data import Images
 from torchpact.models import ResNetConfig, build
+from torchpact.training.evaluate import evaluate
+from torchpact.training.inputs import as_input
 
 
 def peak(model, images):
@@ -56,6 +59,19 @@ def test_without_details_only_decisions_are_kept():
         assert ponder.probs.shape == full.probs.shape
         assert ponder.probs.isnan().all()
         assert ponder.probs.untyped_storage().nbytes() == 4
+
+
+def test_evaluation_without_details_finds_what_a_full_run_does():
+    model = lively()
+    data = Images(torch.randint(256, (5, 3, 16, 16), dtype=torch.uint8), torch.arange(5))
+    found = evaluate(model, data, "thresholded", batch=3)
+    with torch.no_grad(), tp.use_mode(model, "thresholded"):
+        _, ponders = model(as_input(data.images))
+        flops = tp.count_flops(model, as_input(data.images))
+    assert found.steps == pytest.approx([float(p.steps.double().mean()) for p in ponders])
+    assert found.cost == pytest.approx([float(p.cost.double().mean()) for p in ponders])
+    assert found.flops == pytest.approx(float(flops.mean))
+    assert model.blocks[0].details
 
 
 @pytest.mark.parametrize("mode", ["relaxed", "act", "discrete"])

@@ -8,6 +8,7 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import nn
+from torch.nn.utils.rnn import PackedSequence
 
 import torchpact as tp
 from torchpact.engines import Unsupported, recurrent
@@ -120,17 +121,124 @@ def test_never_halting_repeats_the_cell():
     assert_same(fast, slow)
 
 
-@pytest.mark.parametrize("change", ["add_", "data"])
-def test_weights_that_change_are_seen(change):
+@pytest.mark.parametrize("cell", CELLS)
+@pytest.mark.parametrize("bias", [True, False])
+def test_the_default_precision_and_device_do_not_matter(cell, bias):
+    torch.manual_seed(0)
+    rnn, x = lively(cell, bias=bias), torch.randn(4, 3, 5)
+    rnn.cell.bias_hh = None  # one bias may be missing alone
+    fast, slow = both(rnn, x)
+    assert_same(fast, slow)
+    twin = copy.deepcopy(rnn)  # its weights have not been laid out yet
+    try:
+        torch.set_default_dtype(torch.float64)
+        wide, _ = both(twin, x)
+        torch.set_default_device("meta")
+        other = recurrent.kernel_for(rnn.block, rnn.block.mode)(*packed(x, rnn), rnn.block.mode)
+    finally:
+        torch.set_default_dtype(torch.float32)
+        torch.set_default_device(None)
+    assert all(torch.equal(one, same) for one, same in zip(flat(wide), flat(fast), strict=True))
+    assert torch.equal(other.output.view(4, 3, 32), fast[0])
+
+
+def packed(x, rnn):
+    """Sequences of one length, and zeros to begin with."""
+    sizes = torch.full((len(x),), x.size(1), device="cpu")
+    zeros = x.new_zeros(x.size(1), rnn.hidden_size)
+    state = (zeros, zeros) if type(rnn.cell) is nn.LSTMCell else zeros
+    return PackedSequence(x.flatten(0, 1), sizes), state
+
+
+# Weights that change
+
+
+def changes(rnn):
+    """Ways to change a layer, some of which leave no trace in a tensor's version or address."""
+    weight, fresh = rnn.cell.weight_hh, torch.randn_like(rnn.cell.weight_hh) / 6
+    return {
+        "in place": lambda: weight.add_(0.05),
+        "of a view": lambda: weight.detach()[1:9].fill_(0.3),
+        "through data": lambda: weight.data.add_(0.05),
+        "through numpy": lambda: weight.detach().numpy().fill(0.1),
+        "other data": lambda: setattr(weight, "data", fresh),
+        "another parameter": lambda: setattr(rnn.cell, "weight_hh", nn.Parameter(fresh)),
+        "same memory": lambda: setattr(rnn.cell, "weight_hh", nn.Parameter(weight.data).mul_(2)),
+        "loaded": lambda: rnn.load_state_dict(lively(hidden=rnn.hidden_size).state_dict()),
+        "optimizer": lambda: step(torch.optim.Adam(rnn.parameters(), 0.05)),
+        "fused optimizer": lambda: step(torch.optim.Adam(rnn.parameters(), 0.05, fused=True)),
+        "another cell": lambda: setattr(rnn.block.steps[0], "cell", nn.LSTMCell(6, rnn.hidden_size)),
+        "one bias less": lambda: setattr(rnn.cell, "bias_hh", None),
+        "more steps": lambda: setattr(rnn.block, "max_steps", 9),
+    }
+
+
+def step(optimizer):
+    for parameter in optimizer.param_groups[0]["params"]:
+        parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+
+
+@pytest.mark.parametrize("change", changes(lively()))
+@pytest.mark.parametrize("hidden", [8, 200])
+def test_changes_are_seen(change, hidden):
     torch.manual_seed(2)
-    rnn, x = lively(), torch.randn(5, 4, 5)
+    rnn, x = lively(hidden=hidden), torch.randn(5, 4, 5)
     first, _ = both(rnn, x)
     with torch.no_grad():
-        weight = rnn.cell.weight_hh if change == "add_" else rnn.cell.weight_hh.data
-        weight.add_(0.05)
+        changes(rnn)[change]()
     second, slow = both(rnn, x)
     assert (first[0] - second[0]).abs().max() > 1e-3
     assert_same(second, slow)
+
+
+def test_a_head_that_was_replaced_is_seen():
+    rnn, x = lively(halting_bias=1e4, max_steps=5), torch.randn(3, 4, 5)
+    assert (both(rnn, x)[0][2].steps == 1).all()
+    never = tp.AdaptiveRNN(nn.LSTMCell(6, 32), 5, halting=never_halt)
+    rnn.block.halting[0] = never.block.halting[0]
+    fast, slow = both(rnn, x)
+    assert (fast[2].steps == 5).all()
+    assert_same(fast, slow)
+
+
+def test_a_head_without_a_bias():
+    torch.manual_seed(0)
+    rnn, x = lively(), torch.randn(3, 4, 5)
+    rnn.block.halting[0].linear.bias = None
+    assert_same(*both(rnn, x))
+
+
+def test_weights_made_in_inference_mode_may_change():
+    torch.manual_seed(2)
+    with torch.inference_mode():
+        rnn, x = lively(hidden=200), torch.randn(5, 4, 5)
+        both(rnn, x)
+        rnn.cell.weight_hh[7, 3] += 9
+        assert_same(*both(rnn, x))
+
+
+def test_weights_that_stay_are_laid_out_once_and_not_read_again(monkeypatch):
+    rnn = lively(hidden=256)
+    kernel = recurrent.kernel_for(rnn.block, rnn.block.mode)
+    read = []
+    monkeypatch.setattr(torch, "equal", lambda a, b, equal=torch.equal: read.append(a.numel()) or equal(a, b))
+    assert recurrent.kernel_for(rnn.block, rnn.block.mode) is kernel
+    assert sum(read) < 0.05 * sum(p.numel() for p in rnn.parameters())
+
+
+def test_tanh_is_right_to_a_few_units_in_the_last_place():
+    """An RNNCell of one unit whose only weight is 1 is the function itself."""
+    cell = nn.RNNCell(2, 1, bias=False)
+    with torch.no_grad():
+        cell.weight_ih.copy_(torch.tensor([[1.0, 0.0]]))
+    rnn = tp.AdaptiveRNN(cell, 1, mode="thresholded")
+    x = torch.logspace(-8, math.log10(20), 20_000)
+    x = torch.cat([x, -x]).view(1, -1, 1)
+    (output, _, _), _ = both(rnn, x)
+    exact = x.double().tanh()
+    assert ((output - exact) / exact).abs().max() < 4 * 2**-23
+    assert output.abs().max() == 1
 
 
 def test_large_and_broken_numbers_come_out_as_from_the_loop():

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.skipif(
 
 
 @pytest.mark.parametrize(
-    "shape", [(2, 16, 5, 7), (1, 16, 1, 1), (3, 32, 8, 8), (1, 16, 20, 33), (5, 16, 1, 9)]
+    "shape", [(2, 16, 5, 7), (1, 16, 1, 1), (3, 32, 8, 8), (1, 16, 20, 33), (5, 16, 1, 9), (1, 64, 4, 5)]
 )
 @pytest.mark.parametrize("layout", [torch.channels_last, torch.contiguous_format])
 def test_output_and_gradients_are_those_of_a_convolution(shape, layout):

@@ -62,7 +62,9 @@ def evaluate(
     cost = torch.zeros(blocks, dtype=torch.double, device=device)
     totals, block_flops = [], []
     try:
-        with casting(device, precision), use_mode(model, mode) if mode is not None else nullcontext():
+        # steps and cost are all that is read: probabilities of all pixels would only take memory
+        deciding = nullcontext() if mode is None else use_mode(model, mode, details=False)
+        with casting(device, precision), deciding:
             for images, labels in zip(data.images.split(batch), data.labels.split(batch), strict=True):
                 logits, ponders = model(as_input(images))
                 logits = logits.float()

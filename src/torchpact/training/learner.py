@@ -9,7 +9,7 @@ Where there is a process group, its processes share the work of each iteration; 
 
 import importlib
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -22,7 +22,8 @@ from torchpact.models.resnet import ResNet, build
 from torchpact.objective import map_loss, reinforce_loss
 from torchpact.training import distributed
 from torchpact.training.algorithms import deterministic_algorithms, fastest_algorithms
-from torchpact.training.compiling import compiled, default_generator, many_kinds
+from torchpact.training.capturing import Captured
+from torchpact.training.compiling import compiled, many_kinds
 from torchpact.training.config import TrainConfig
 from torchpact.training.inputs import as_input, casting
 from torchpact.training.learns import Metrics
@@ -66,7 +67,7 @@ class Learner:
             distributed.with_global_norms(model)
         memory = torch.channels_last if on_gpu else torch.contiguous_format
         self.model: ResNet = model.to(self.device, memory_format=memory)  # type: ignore[call-overload]
-        if self.compile and config.precision == "bf16":
+        if on_gpu and self.compile and config.precision == "bf16":
             # they need Triton, which comes with torch for CUDA but not for CPUs
             importlib.import_module("torchpact.training.kernels").with_own_kernels(self.model)
         self.baseline = EMABaseline(config.baseline_decay).to(self.device)
@@ -92,10 +93,7 @@ class Learner:
         self._augment, self._objective = self._crop, self._forward
         if self.compile:
             self._augment, self._objective = compiled(self._crop), compiled(self._forward)
-        self._graph: torch.cuda.CUDAGraph | None = None
-        self.stream = torch.cuda.Stream(self.device) if self.capture else None
-        # graphs read their seed when they run: one that several share would be overwritten by the next
-        self._noise = default_generator(self.device).clone_state() if self.capture else None
+        self.captured = Captured(self.device) if self.capture else None
 
     def _make_optimizer(self) -> torch.optim.Optimizer:
         config = self.config
@@ -169,14 +167,13 @@ class Learner:
     def advance(self) -> None:
         """Train for one iteration; on a GPU the work may still be under way on return."""
         with self._on_stream():
-            if self.capture and self._graph is None:
-                self._prepare()
+            self._prepare()
             self._turn_to_batch()
             self._set_learning_rate()
             self._set_price()
             torch.manual_seed(derived_seed(self.config.seed, "iteration", self.iteration))
-            if self._graph is not None:
-                self._graph.replay()
+            if self.captured is not None:
+                self.captured.replay()
             else:
                 self._iterate()
         self.iteration += 1
@@ -210,19 +207,16 @@ class Learner:
 
     @torch.enable_grad()
     def _prepare(self) -> None:
-        """Compile, warm up and capture the iteration, then put everything back as it was."""
+        """Compile, warm up and capture the iteration if need be, then put everything back as it was."""
+        if self.captured is None or self.captured.recorded:
+            return
         torch.cuda.synchronize(self.device)  # weights may still be on their way, from another stream
         before = {name: value.clone() for name, value in self.state().items()}
-        graph = torch.cuda.CUDAGraph()
         with fastest_algorithms(), many_kinds():
             for _ in range(3):
                 self._position.zero_()  # there may be fewer batches
                 self._iterate()
-            torch.cuda.synchronize(self.device)
-            self.optimizer.zero_grad(set_to_none=True)
-            with torch.cuda.graph(graph, stream=self.stream):
-                self._iterate()
-        self._graph = graph
+            self.captured.record(self._iterate, self.optimizer.zero_grad, warm_up=0)
         # the optimizer had no state before it ran; where there was none there are zeros now
         for name, value in self.state().items():
             if name in before:
@@ -270,8 +264,8 @@ class Learner:
 
     def wait(self) -> None:
         """Wait until the device has done all that was asked of it."""
-        if self.stream is not None:
-            self.stream.synchronize()
+        if self.captured is not None:
+            self.captured.stream.synchronize()
 
     def metrics(self) -> Metrics:
         """Read the means since the last call; waits for the device."""
@@ -288,10 +282,10 @@ class Learner:
     @torch.no_grad()
     def load_state(self, tensors: dict[str, Tensor], iteration: int) -> None:
         """Continue from a state that :meth:`state` gave, at that iteration."""
-        if self.capture and self._graph is None:
+        if self.capture:
             with self._on_stream():
                 self._prepare()
-        elif not self.capture:
+        else:
             make_room(self.model, self.optimizer, tensors)
         own = self.state()
         check_same_tensors(own, tensors)
@@ -303,16 +297,5 @@ class Learner:
             self._set_learning_rate()
             self._set_price()
 
-    @contextmanager
-    def _on_stream(self) -> Iterator[None]:
-        if self.stream is None or self._noise is None:
-            yield
-            return
-        generator = default_generator(self.device)
-        others = generator.graphsafe_get_state()
-        generator.graphsafe_set_state(self._noise)
-        try:
-            with torch.cuda.stream(self.stream):
-                yield
-        finally:
-            generator.graphsafe_set_state(others)
+    def _on_stream(self) -> AbstractContextManager[None]:
+        return nullcontext() if self.captured is None else self.captured.on_stream()

@@ -86,7 +86,7 @@ def narrow_conv(x: Tensor, weight: Tensor) -> Tensor:
     x = x.contiguous(memory_format=torch.channels_last)
     y = torch.empty_like(x)
     end = batch * height * width
-    pixels, warps = TILES.get(channels, TILES[64])
+    pixels, warps = TILES[channels]
     wrap_triton(_convolve)[(triton.cdiv(end, pixels),)](
         x, weight.permute(2, 3, 1, 0).contiguous(), y, height, width, end,
         C=channels, PIXELS=pixels, STAGES=STAGES, num_warps=warps,
@@ -101,7 +101,7 @@ def _weight_gradient(x: Tensor, dy: Tensor) -> Tensor:
     x = x.contiguous(memory_format=torch.channels_last)
     dy = dy.contiguous(memory_format=torch.channels_last)
     end = batch * height * width
-    chunk, step, warps = CHUNKS.get(channels, CHUNKS[64])
+    chunk, step, warps = CHUNKS[channels]
     chunks = triton.cdiv(end, chunk)
     sums = x.new_empty(chunks, 3, channels, 3 * channels, dtype=torch.float32)
     wrap_triton(_kernel_gradient)[(chunks, 3)](

@@ -51,8 +51,8 @@ def _moments(  # type: ignore[no-untyped-def]
     """Mean and reciprocal deviation of every channel; the running ones move towards them."""
     c = tl.arange(0, WIDE)
     used = c < C
-    # sums of squares about a mean that is about right lose no digits
-    center = tl.load(running_mean + c, mask=used, other=0)
+    # sums of squares about a value that is among them lose no digits to a mean far from zero
+    center = tl.load(x + c, mask=used, other=0).to(tl.float32)
     total = tl.zeros((WIDE,), tl.float32)
     squares = tl.zeros((WIDE,), tl.float32)
     for start in range(tl.program_id(0) * ROWS, pixels, tl.num_programs(0) * ROWS):
@@ -68,10 +68,11 @@ def _moments(  # type: ignore[no-untyped-def]
         var = tl.maximum(squares / pixels - shift * shift, 0)
         tl.store(moments + c, center + shift, mask=used)
         tl.store(moments + C + c, 1 / tl.sqrt(var + eps), mask=used)
-        tl.store(running_mean + c, center + momentum * shift, mask=used)
-        before = tl.load(running_var + c, mask=used, other=0)
+        past = tl.load(running_mean + c, mask=used, other=0)
+        tl.store(running_mean + c, past + momentum * (center + shift - past), mask=used)
+        past = tl.load(running_var + c, mask=used, other=0)
         unbiased = var * (pixels / tl.maximum(pixels - 1, 1))
-        tl.store(running_var + c, before + momentum * (unbiased - before), mask=used)
+        tl.store(running_var + c, past + momentum * (unbiased - past), mask=used)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -203,23 +204,31 @@ class OneKernelNorm(nn.BatchNorm2d):
 
     def by_kernels(self, x: Tensor) -> Tensor:
         """Normalise and rectify in training."""
-        assert self.running_mean is not None
-        assert self.running_var is not None
-        assert self.num_batches_tracked is not None
-        assert self.momentum is not None
-        ticket: Tensor = self.get_buffer("ticket")
-        self.num_batches_tracked.add_(1)
-        moments = channel_moments(
-            x.detach(), self.running_mean, self.running_var, ticket, self.momentum, self.eps
+        ticket, mean, var, count = (
+            self.get_buffer(name) for name in ("ticket", "running_mean", "running_var", "num_batches_tracked")
         )
+        count.add_(1)
+        assert self.momentum is not None  # or it would not fit
+        moments = channel_moments(x.detach(), mean, var, ticket, self.momentum, self.eps)
         y: Tensor = norm_relu(x, moments, self.weight, self.bias, ticket)
         return y
 
 
+def fits(norm: nn.Module) -> bool:
+    """Whether the kernels above do what this batch norm does."""
+    return (
+        type(norm) is nn.BatchNorm2d
+        and norm.affine
+        and norm.track_running_stats
+        and norm.momentum is not None
+        and norm.weight.dtype == torch.float32
+    )
+
+
 def with_one_kernel_norms(model: nn.Module) -> None:
-    """Let batch norms use the kernels above; names, parameters and saved state stay as they are."""
+    """Let batch norms that fit use the kernels above; names, parameters and saved state stay as they are."""
     for module in model.modules():
-        if type(module) is nn.BatchNorm2d:
+        if fits(module):
             module.__class__ = OneKernelNorm
-            ticket = torch.zeros((), dtype=torch.int32, device=module.weight.device)
+            ticket = torch.zeros((), dtype=torch.int32, device=module.get_parameter("weight").device)
             module.register_buffer("ticket", ticket, persistent=False)

@@ -11,7 +11,7 @@ SHARED_LIMIT = 227 * 1024
 
 @dataclass(frozen=True)
 class Plan:
-    """The macros of ``onchip.cu``; the sizes are those of the maps that the block computes."""
+    """The macros of ``kernel.cu``; the sizes are those of the maps that the block computes."""
 
     half: bool
     channels: int

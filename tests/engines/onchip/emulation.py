@@ -1,4 +1,4 @@
-"""The kernel of the engine ``onchip``, run on the CPU as plain C++; see onchip_emulator.hpp."""
+"""The kernel of the engine ``onchip``, run on the CPU as plain C++; see emulator.hpp."""
 
 import ctypes
 import subprocess
@@ -28,7 +28,7 @@ def compiling(plan):
     folders = [f"-I{folder}" for folder in (HERE, Path(onchip.__file__).parent)]
     folder = tempfile.TemporaryDirectory()
     built = Path(folder.name) / "onchip.so"
-    command = ["g++", *FLAGS, *macros, *folders, str(HERE / "onchip_emulated.cpp"), "-o", str(built)]
+    command = ["g++", *FLAGS, *macros, *folders, str(HERE / "emulated.cpp"), "-o", str(built)]
     return folder, built, subprocess.Popen(command)
 
 

@@ -15,9 +15,9 @@ from pathlib import Path
 
 from torchpact._files import write_whole
 from torchpact.engines.folding import Unsupported
-from torchpact.engines.onchip_plan import Plan
+from torchpact.engines.onchip.plan import Plan
 
-SOURCE = Path(__file__).with_name("onchip.cu")
+SOURCE = Path(__file__).with_name("kernel.cu")
 STANDARD = "c++17"
 
 
@@ -25,7 +25,7 @@ def compile_block(plan: Plan, arch: str) -> bytes:
     """Return the machine code of a block for an architecture such as sm_90, from the cache if it is there."""
     route, version = compiler()
     source = SOURCE.read_text()
-    parts = [path.read_text() for path in sorted(SOURCE.parent.glob("onchip_*.cuh"))]
+    parts = [path.read_text() for path in sorted(SOURCE.parent.glob("*.cuh"))]
     key = repr((source, parts, sorted(plan.macros.items()), arch, STANDARD, version)).encode()
     folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "torchpact"
     path = folder / f"onchip-{hashlib.sha256(key).hexdigest()[:16]}.cubin"
@@ -75,7 +75,7 @@ def _by_library(source: str, macros: dict[str, int], arch: str) -> bytes:
     library, program = _library(), c_void_p()
     options = [f"--gpu-architecture={arch}", f"--std={STANDARD}", f"--include-path={SOURCE.parent}"]
     options += [f"-D{name}={value}" for name, value in macros.items()]
-    library.nvrtcCreateProgram(byref(program), source.encode(), b"onchip.cu", 0, None, None)
+    library.nvrtcCreateProgram(byref(program), source.encode(), b"kernel.cu", 0, None, None)
     try:
         array = (c_char_p * len(options))(*(option.encode() for option in options))
         if library.nvrtcCompileProgram(program, len(options), array):

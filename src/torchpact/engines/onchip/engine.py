@@ -1,6 +1,6 @@
 """The engine that keeps a network on the chip: one CUDA kernel a block, whose maps never leave shared memory.
 
-The kernel is ``onchip.cu``, compiled for each block by NVRTC when a network is deployed; the user's cache
+The kernel is ``kernel.cu``, compiled for each block by NVRTC when a network is deployed; the user's cache
 keeps what was made. Half precision, with sums in single. Plain networks run too, with all pixels active.
 """
 
@@ -15,8 +15,8 @@ from torch import Tensor
 
 from torchpact.block import Ponder
 from torchpact.engines.folding import FoldedBlock, Unsupported
-from torchpact.engines.onchip_pack import pack_convolutions, pack_heads, pack_last, pack_norms, pack_stem
-from torchpact.engines.onchip_plan import Plan, plans
+from torchpact.engines.onchip.pack import pack_convolutions, pack_heads, pack_last, pack_norms, pack_stem
+from torchpact.engines.onchip.plan import Plan, plans
 from torchpact.models.resnet import ResNet
 from torchpact.modes import Discrete, Mode, Thresholded
 from torchpact.relaxation import logistic_noise
@@ -57,7 +57,7 @@ def build(net: ResNet, blocks: Sequence[FoldedBlock]) -> Callable[[Tensor], Outp
     major, minor = torch.cuda.get_device_capability(device)
     if (major, minor) < (8, 0):
         raise Unsupported(f"onchip: expected a GPU of compute capability 8.0 or more, got {major}.{minor}")
-    from torchpact.engines.onchip_cuda import load, shared_limit
+    from torchpact.engines.onchip.driver import load, shared_limit
 
     return OnChip(net, blocks, lambda plan: load(plan, device), shared_limit(device))
 

@@ -14,11 +14,11 @@
 // Compiled by NVRTC for each block of a network; the macros in capitals that are not defined here are given.
 // With EMULATED it is plain C++, and the warp's collective instructions are functions of the tests.
 
-#include "onchip_device.cuh"
-#include "onchip_layout.cuh"
-#include "onchip_convolve.cuh"
-#include "onchip_decide.cuh"
-#include "onchip_ends.cuh"
+#include "device.cuh"
+#include "layout.cuh"
+#include "convolve.cuh"
+#include "decide.cuh"
+#include "ends.cuh"
 
 // What the phases to come need, into shared memory.
 DEVICE void ask_for(int to, const void* from, int bytes) {

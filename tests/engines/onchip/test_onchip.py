@@ -1,4 +1,4 @@
-"""The kernel runs here as C++ on the CPU, from the very source that a GPU gets; see onchip_emulator.hpp."""
+"""The kernel runs here as C++ on the CPU, from the very source that a GPU gets; see emulator.hpp."""
 
 import shutil
 from dataclasses import replace
@@ -7,12 +7,12 @@ import pytest
 import torch
 
 import torchpact as tp
-from tests.engines.emulation import counted, emulated
+from tests.engines.onchip.emulation import counted, emulated
 from tests.engines.networks import lively, relative, tell_heads
 from torchpact.bench.blobs import with_blobs
 from torchpact.engines import FoldedBlock, Unsupported, deploy, deployment, onchip
 from torchpact.engines.onchip import OnChip, check
-from torchpact.engines.onchip_plan import SHARED_LIMIT, plans
+from torchpact.engines.onchip.plan import SHARED_LIMIT, plans
 
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
 PRECISION = {torch.float16: 1e-3, torch.bfloat16: 1e-2}
@@ -108,7 +108,7 @@ def test_however_the_work_is_cut(monkeypatch, cuts):
     made = [
         replace(plan, **cut) for plan, cut in zip(plans((16, 32, 64), 16, 24, 10, True), cuts, strict=True)
     ]
-    monkeypatch.setattr(onchip, "plans", lambda *_: made)
+    monkeypatch.setattr("torchpact.engines.onchip.engine.plans", lambda *_: made)
     model = tame(lively(2, units=3)).half()
     images = torch.randn(3, 3, 16, 24).half()
     logits, ponders = engine(model, reverse=True)(images)

@@ -1,6 +1,6 @@
 // The kernel as plain C++, with a function that launches it.
 #define EMULATED
-#include "onchip.cu"
+#include "kernel.cu"
 
 static const Args* arguments;
 

@@ -5,9 +5,9 @@ import torch
 from torch.nn import functional as F
 
 from tests.engines.networks import lively
-from torchpact.engines import onchip_nvrtc, onchip_pack
+from torchpact.engines.onchip import nvrtc, pack
 from torchpact.engines.folding import Unsupported
-from torchpact.engines.onchip_plan import plans
+from torchpact.engines.onchip.plan import plans
 
 
 def unpacked(packed, k, n):
@@ -28,25 +28,25 @@ def unpacked(packed, k, n):
 
 def test_fragments_are_those_of_the_manual():
     matrix = torch.randn(48, 32)
-    packed = onchip_pack.fragments(matrix)
+    packed = pack.fragments(matrix)
     assert packed.shape == (3, 2, 32, 8)
     assert torch.equal(unpacked(packed, 48, 32), matrix)
 
 
 def test_convolutions_are_packed_tap_by_tap():
     block = lively(units=2).blocks[1]
-    packed = onchip_pack.pack_convolutions(list(block.steps))
+    packed = pack.pack_convolutions(list(block.steps))
     first = unpacked(packed[: 9 * 16 * 32].view(9, 2, 32, 8), 9 * 16, 32)
     u = torch.randn(1, 16, 8, 8)
     columns = F.unfold(u, 3, padding=1, stride=2).view(16, 9, 16).permute(2, 1, 0).flatten(1)
     expected = F.conv2d(u, block.steps[0].conv1.weight, stride=2, padding=1).detach()
     assert torch.allclose((columns @ first).t().reshape(1, 32, 4, 4), expected, atol=1e-4)
-    assert packed.numel() == 9 * 32 * (16 + 3 * 32) + onchip_pack.AHEAD * 16 * 32
+    assert packed.numel() == 9 * 32 * (16 + 3 * 32) + pack.AHEAD * 16 * 32
 
 
 def test_heads_keep_the_centre_for_the_ninth_column():
     head = lively(units=2).blocks[0].halting[0]
-    matrix = unpacked(onchip_pack.pack_heads([head]).view(1, 1, 32, 8), 16, 16)
+    matrix = unpacked(pack.pack_heads([head]).view(1, 1, 32, 8), 16, 16)
     assert torch.equal(matrix[:, 8], head.conv.weight[0, :, 1, 1])
     assert torch.equal(matrix[:, 4], head.conv.weight[0, :, 1, 2])
     assert not matrix[:, 9:].any()
@@ -54,7 +54,7 @@ def test_heads_keep_the_centre_for_the_ninth_column():
 
 def test_norms_have_a_row_for_every_unit():
     units = list(lively(units=2).blocks[1].steps)
-    norms = onchip_pack.pack_norms(units)
+    norms = pack.pack_norms(units)
     assert norms.shape == (2, 128)
     u = torch.randn(1, 16, 1, 1)
     expected = units[0].norm1(u).flatten()
@@ -68,20 +68,20 @@ def test_norms_have_a_row_for_every_unit():
 @pytest.mark.parametrize(("arch", "shared", "half"), [("sm_80", 163, False), ("sm_90", 227, True)])
 def test_compiles_without_a_gpu(arch, shared, half, tmp_path, monkeypatch):
     try:
-        onchip_nvrtc.compiler()
+        nvrtc.compiler()
     except Unsupported as reason:
         pytest.skip(str(reason))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     for plan in plans((16, 32, 64), 32, 32, 10, half, shared * 1024):
-        code = onchip_nvrtc.compile_block(plan, arch)
+        code = nvrtc.compile_block(plan, arch)
         assert code[:4] == b"\x7fELF"
-        assert onchip_nvrtc.compile_block(plan, arch) == code
+        assert nvrtc.compile_block(plan, arch) == code
     assert len(list(tmp_path.glob("torchpact/onchip-*.cubin"))) == 3
 
 
 def test_a_compiler_that_fails_says_why():
     try:
-        route, _ = onchip_nvrtc.compiler()
+        route, _ = nvrtc.compiler()
     except Unsupported as reason:
         pytest.skip(str(reason))
     with pytest.raises(Unsupported, match=r"NVRTC failed for sm_90 .*error"):

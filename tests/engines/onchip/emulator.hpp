@@ -1,4 +1,4 @@
-// Runs the kernel of onchip.cu on a CPU: the threads of a CTA are fibers, which take turns where the warp or the
+// Runs the kernel of kernel.cu on a CPU: the threads of a CTA are fibers, which take turns where the warp or the
 // CTA waits for one another. Exact in what the instructions move where; sums of products are in single precision.
 //
 // Faults that a GPU would hide end a run with a message: lanes of a warp at different instructions, threads that

@@ -7,9 +7,9 @@ from functools import cache
 import torch
 
 from torchpact.engines.folding import Unsupported
-from torchpact.engines.onchip import Args
-from torchpact.engines.onchip_nvrtc import compile_block
-from torchpact.engines.onchip_plan import Plan
+from torchpact.engines.onchip.engine import Args
+from torchpact.engines.onchip.nvrtc import compile_block
+from torchpact.engines.onchip.plan import Plan
 
 # of cuda.h
 _SHARED_LIMIT = 97  # CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN

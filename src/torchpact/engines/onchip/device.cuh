@@ -2,7 +2,7 @@
 #pragma once
 
 #ifdef EMULATED
-#include "onchip_emulator.hpp"
+#include "emulator.hpp"
 #else
 #define DEVICE __device__ __forceinline__
 extern __shared__ __align__(128) unsigned char memory[];

@@ -1,0 +1,5 @@
+"""The engine that keeps a network on the chip: one CUDA kernel a block, its maps in shared memory."""
+
+from torchpact.engines.onchip.engine import Args, OnChip, build, check
+
+__all__ = ["Args", "OnChip", "build", "check"]
