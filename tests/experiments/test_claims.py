@@ -6,7 +6,7 @@ import pytest
 
 from tests.experiments.synthetic import evaluation
 from tests.experiments.synthetic import write as write_events
-from torchpact.experiments import SCALES, Archive, claims, fig3, fig4, fig5
+from torchpact.experiments import SCALES, Archive, claims, fig3, fig4, fig5, variants
 
 SCALE, SEEDS = SCALES["fast"], [0, 1]
 
@@ -118,3 +118,20 @@ def test_curves_that_share_no_flops_are_not_compared(archive):
             flops = (2e8 if relaxed else 1e8) - 1e8 * run.config.tau
             write(archive, run, dict.fromkeys(("relaxed", "discrete", "thresholded", "act"), (0.9, flops)))
     assert judge(archive, "perform similarly, ResNet-32").verdict == "not measured yet"
+
+
+@pytest.mark.parametrize(
+    ("worse", "dearer", "verdict"),
+    [(0.001, 1.02, "holds"), (0.01, 1.02, "partly"), (0.001, 1.2, "partly"), (0.03, 1.0, "does not hold")],
+)
+def test_temperatures_and_clipping_end_alike(archive, worse, dearer, verdict):
+    labelled = variants.temperatures(SCALE, SEEDS)
+    for label, run in labelled[:-2]:
+        odd = label == "λ = 0.4"
+        end = 0.9 - worse * odd, 1e8 * (dearer if odd else 1)
+        write(archive, run, dict.fromkeys(("relaxed", "discrete", "thresholded"), end))
+    assert judge(archive, "Temperatures from 0.4").verdict == verdict
+    assert judge(archive, "δ = 0 gives").verdict == "not measured yet"
+    for _, run in labelled[-2:]:
+        write(archive, run, {"thresholded": (0.9 - worse, 1e8 * dearer)})
+    assert judge(archive, "δ = 0 gives").verdict == verdict

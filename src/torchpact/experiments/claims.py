@@ -13,10 +13,11 @@ from typing import Any, Literal
 import numpy as np
 
 from torchpact._files import write_whole
-from torchpact.experiments import fig2, fig3, fig4, fig5
+from torchpact.experiments import fig2, fig3, fig4, fig5, variants
 from torchpact.experiments.archive import Archive
 from torchpact.experiments.gather import at_end, spread
 from torchpact.experiments.runs import Run, Scale
+from torchpact.training import preset
 
 Verdict = Literal["holds", "partly", "does not hold", "not measured yet"]
 
@@ -215,6 +216,35 @@ def _trains110(evidence: Evidence) -> tuple[Verdict, str]:
     best = max(at_end(runs, evidence.archive, "discrete")["accuracy"].mean for runs in found.values())
     verdict: Verdict = "holds" if best > 90 else "partly" if best > 80 else "does not hold"
     return verdict, "; ".join(parts)
+
+
+@_claim("Temperatures from 0.4 to 0.8 give similar results.", "supplement")
+def _temperature(evidence: Evidence) -> tuple[Verdict, str]:
+    return _alike(evidence, lambda run: run.config.clip > 0, at_least=4)
+
+
+@_claim("δ = 0 gives similar results to δ = 0.01.", "section 4")
+def _clipping(evidence: Evidence) -> tuple[Verdict, str]:
+    usual = preset(evidence.scale.preset).temperature
+    return _alike(evidence, lambda run: run.config.temperature == usual, at_least=2)
+
+
+def _alike(evidence: Evidence, chosen: Callable[[Run], bool], at_least: int) -> tuple[Verdict, str]:
+    """Whether variants of λ and δ end alike: within half a point and a tenth of the FLOPs."""
+    ends: dict[str, list[Run]] = {}
+    for label, run in variants.temperatures(evidence.scale, evidence.seeds):
+        if chosen(run) and evidence.archive.record(run) is not None:
+            ends.setdefault(label, []).append(run)
+    if len(ends) < at_least:
+        return "not measured yet", ""
+    points = {label: at_end(runs, evidence.archive, "thresholded") for label, runs in ends.items()}
+    accuracies, mflops = ([p[name].mean for p in points.values()] for name in ("accuracy", "mflops"))
+    apart, ratio = max(accuracies) - min(accuracies), max(mflops) / min(mflops)
+    verdict: Verdict = "partly" if apart < 1.5 and ratio < 1.3 else "does not hold"
+    if apart < 0.5 and ratio < 1.1:
+        verdict = "holds"
+    each = ", ".join(f"{p['accuracy']} % at {p['mflops'].mean:.0f} ({label})" for label, p in points.items())
+    return verdict, f"accuracy at MFLOPs: {each}"
 
 
 @_claim("PSACT can be evaluated thresholded with very close results.", "section 5")

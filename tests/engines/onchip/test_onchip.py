@@ -7,8 +7,8 @@ import pytest
 import torch
 
 import torchpact as tp
-from tests.engines.onchip.emulation import counted, emulated
 from tests.engines.networks import lively, relative, tell_heads
+from tests.engines.onchip.emulation import counted, emulated
 from torchpact.bench.blobs import with_blobs
 from torchpact.engines import FoldedBlock, Unsupported, deploy, deployment, onchip
 from torchpact.engines.onchip import OnChip, check

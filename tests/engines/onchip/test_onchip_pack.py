@@ -5,8 +5,8 @@ import torch
 from torch.nn import functional as F
 
 from tests.engines.networks import lively
-from torchpact.engines.onchip import nvrtc, pack
 from torchpact.engines.folding import Unsupported
+from torchpact.engines.onchip import nvrtc, pack
 from torchpact.engines.onchip.plan import plans
 
 
