@@ -63,6 +63,24 @@ def test_an_engine_equals_the_block_whatever_the_shape(name, channels, height, w
 
 
 @pytest.mark.parametrize("name", ["dense", "sparse", "native"])
+@pytest.mark.parametrize("mode", ["thresholded", "discrete"])
+def test_the_default_precision_does_not_matter(name, mode):
+    block, u = block_of(16, 6, 7, 3, mode=mode, seed=2)
+    with torch.no_grad():
+        torch.manual_seed(0)
+        expected, ponder = runner(name, block)(last(u))
+        torch.set_default_dtype(torch.float64)
+        try:
+            torch.manual_seed(0)
+            output, got = runner(name, block)(last(u))
+        finally:
+            torch.set_default_dtype(torch.float32)
+    assert output.dtype == expected.dtype == got.probs.dtype == torch.float32
+    assert torch.equal(output, expected)
+    assert all(x is y is None or torch.equal(x, y) for x, y in zip(got, ponder, strict=True))
+
+
+@pytest.mark.parametrize("name", ["dense", "sparse", "native"])
 @pytest.mark.parametrize("batch", [1, 3])
 def test_a_block_of_stride_two_agrees_on_odd_maps(name, batch):
     block, u = block_of(32, 7, 5, batch, stride=2)

@@ -1,7 +1,10 @@
 """The compiled recurrent layers against the loop of AdaptiveRNN, on random weights, shapes and lengths."""
 
 import copy
+import gc
 import math
+import weakref
+from typing import Any
 
 import pytest
 import torch
@@ -134,7 +137,8 @@ def test_the_default_precision_and_device_do_not_matter(cell, bias):
         torch.set_default_dtype(torch.float64)
         wide, _ = both(twin, x)
         torch.set_default_device("meta")
-        other = recurrent.kernel_for(rnn.block, rnn.block.mode)(*packed(x, rnn), rnn.block.mode)
+        kernel: Any = recurrent.kernel_for(rnn.block, rnn.block.mode)
+        other = kernel(*packed(x, rnn), rnn.block.mode)
     finally:
         torch.set_default_dtype(torch.float32)
         torch.set_default_device(None)
@@ -192,6 +196,24 @@ def test_changes_are_seen(change, hidden):
     assert_same(second, slow)
 
 
+def test_a_few_numbers_changed_through_data_are_seen_once_told():
+    rnn, x = lively(hidden=200), torch.randn(5, 4, 5)
+    both(rnn, x)
+    rnn.cell.weight_hh.data[3, 7:9] += 9
+    recurrent.forget(rnn.block)
+    assert_same(*both(rnn, x))
+
+
+def test_weights_of_a_functional_call_are_those_given():
+    torch.manual_seed(2)
+    rnn, other, x = lively(), lively(), torch.randn(5, 4, 5)
+    own = both(rnn, x)[0][0]
+    with torch.no_grad():
+        given, _, _ = torch.func.functional_call(rnn, dict(other.named_parameters()), (x,))
+        assert torch.equal(given, other(x)[0])
+        assert torch.equal(rnn(x)[0], own)
+
+
 def test_a_head_that_was_replaced_is_seen():
     rnn, x = lively(halting_bias=1e4, max_steps=5), torch.randn(3, 4, 5)
     assert (both(rnn, x)[0][2].steps == 1).all()
@@ -221,8 +243,13 @@ def test_weights_made_in_inference_mode_may_change():
 def test_weights_that_stay_are_laid_out_once_and_not_read_again(monkeypatch):
     rnn = lively(hidden=256)
     kernel = recurrent.kernel_for(rnn.block, rnn.block.mode)
-    read = []
-    monkeypatch.setattr(torch, "equal", lambda a, b, equal=torch.equal: read.append(a.numel()) or equal(a, b))
+    read, equal = [], torch.equal
+
+    def watched(one, other):
+        read.append(one.numel())
+        return equal(one, other)
+
+    monkeypatch.setattr(torch, "equal", watched)
     assert recurrent.kernel_for(rnn.block, rnn.block.mode) is kernel
     assert sum(read) < 0.05 * sum(p.numel() for p in rnn.parameters())
 
@@ -261,8 +288,9 @@ def test_large_and_broken_numbers_come_out_as_from_the_loop():
         lambda rnn: rnn.block.halting[0].linear.register_forward_pre_hook(lambda *_: None),
         lambda rnn: setattr(rnn.block, "mode", tp.ACT()),
         lambda rnn: nn.utils.parametrizations.weight_norm(rnn.cell, "weight_hh"),
+        lambda rnn: setattr(rnn.cell.weight_hh, "data", torch.randn(32, 128).t()),
     ],
-    ids=["double", "hook", "head hook", "act", "parametrized"],
+    ids=["double", "hook", "head hook", "act", "parametrized", "transposed"],
 )
 def test_what_the_kernel_does_not_do_is_left_to_the_loop(unlike):
     rnn = lively()
@@ -286,6 +314,15 @@ def test_without_a_compiler_there_is_the_loop(monkeypatch):
     monkeypatch.setattr(recurrent, "_there", lambda: False)
     with torch.no_grad():
         assert lively()(torch.randn(2, 3, 5))[0].shape == (2, 3, 32)
+
+
+def test_a_layer_that_was_run_leaves_nothing_behind():
+    rnn = lively()
+    both(rnn, torch.randn(2, 3, 5))
+    left = [weakref.ref(rnn.block), weakref.ref(rnn.cell.weight_hh)]
+    del rnn
+    gc.collect()
+    assert [each() for each in left] == [None, None]
 
 
 def test_a_layer_that_was_run_can_be_copied():

@@ -12,6 +12,7 @@ from torch.nn.utils.rnn import pack_padded_sequence, pack_sequence, pad_packed_s
 
 import torchpact as tp
 from tests.problems import assert_mean_is
+from torchpact.engines import Unsupported, native, recurrent
 from torchpact.models import StackedRNN, never_halt
 
 MODES = [tp.Relaxed(), tp.Discrete(), tp.Thresholded(), tp.ACT()]
@@ -529,6 +530,62 @@ def test_inference_gives_the_outputs_and_steps_of_training(mode):
     torch.testing.assert_close(final, state)
     assert torch.equal(quick.steps, ponder.steps)
     assert torch.equal(quick.cost, ponder.steps.double() if mode.hard else ponder.cost)
+
+
+def thresholded_in_single_precision():
+    torch.manual_seed(0)
+    return tp.AdaptiveRNN(nn.LSTMCell(4, 5), max_steps=3, mode="thresholded", halting_bias=0.0)
+
+
+def assert_runs_without_a_kernel(monkeypatch, capfd, recwarn):
+    """A first call in a process gives what the loop does, says nothing and loads nothing."""
+    for found in (recurrent._there, recurrent.library, native.library):
+        found.cache_clear()
+    monkeypatch.setattr("ctypes.CDLL", lambda *_: pytest.fail("a kernel was loaded"))
+    rnn, x = thresholded_in_single_precision(), torch.randn(4, 3, 3)
+    try:
+        with torch.no_grad():
+            output, state, ponder = rnn(x)
+            assert recurrent.kernel_for(rnn.block, rnn.block.mode) is None
+            rnn.compact = False
+            assert_same((output, state, ponder), rnn(x))
+        with pytest.raises(Unsupported) as error:
+            native.library()
+    finally:
+        recurrent._there.cache_clear()
+    assert not recwarn.list
+    assert capfd.readouterr() == ("", "")
+    return str(error.value)
+
+
+def test_an_environment_variable_forbids_the_compiler(monkeypatch, capfd, recwarn):
+    monkeypatch.setattr("subprocess.run", lambda *_, **__: pytest.fail("a compiler ran"))
+    monkeypatch.setenv("TORCHPACT_NATIVE", "0")
+    reason = assert_runs_without_a_kernel(monkeypatch, capfd, recwarn)
+    assert reason == "native: no compiled kernels, as TORCHPACT_NATIVE=0 asks"
+
+
+def test_the_environment_variable_is_heeded_after_a_kernel_was_loaded_too(monkeypatch):
+    rnn = thresholded_in_single_precision()
+    before = recurrent.kernel_for(rnn.block, rnn.block.mode)
+    monkeypatch.setenv("TORCHPACT_NATIVE", "0")
+    assert recurrent.kernel_for(rnn.block, rnn.block.mode) is None
+    monkeypatch.delenv("TORCHPACT_NATIVE")
+    assert recurrent.kernel_for(rnn.block, rnn.block.mode) is before
+
+
+def test_without_a_compiler_the_loop_runs_quietly(monkeypatch, capfd, recwarn, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CXX", raising=False)
+    assert "found none" in assert_runs_without_a_kernel(monkeypatch, capfd, recwarn)
+
+
+def test_with_a_compiler_that_fails_the_loop_runs_quietly(monkeypatch, capfd, recwarn, tmp_path):
+    (tmp_path / "c++").write_text("#!/bin/sh\necho broken >&2\nexit 1\n")
+    (tmp_path / "c++").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/bin")
+    monkeypatch.delenv("CXX", raising=False)
+    assert "c++ failed (broken)" in assert_runs_without_a_kernel(monkeypatch, capfd, recwarn)
 
 
 # Being a good module

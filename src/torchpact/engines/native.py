@@ -2,7 +2,9 @@
 
 The kernel is ``native.cpp``, a file without dependencies, which the machine's own C++ compiler turns into a
 library in about two seconds when it is first wanted; the user's cache keeps it. Where there is no compiler,
-:mod:`~torchpact.engines.sparse` remains. The kernel computes in single precision, also for bfloat16 models.
+:mod:`~torchpact.engines.sparse` remains, as it does with ``TORCHPACT_NATIVE=0`` in the environment: then
+nothing is compiled and nothing compiled is loaded. The kernel computes in single precision, also for bfloat16
+models.
 """
 
 import ctypes
@@ -16,6 +18,7 @@ import threading
 from ctypes import POINTER, Structure, byref, c_float, c_int32, c_int64, c_void_p
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -31,6 +34,8 @@ SOURCE = Path(__file__).with_suffix(".cpp")
 FLAGS = ("-std=c++17", "-O3", "-march=native", "-ffp-contract=fast", "-fopenmp", "-fPIC", "-shared")
 BLOCK = 16  # output channels whose weights lie together, as in the kernel
 MAX_THREADS = 64  # as in the kernel
+SINGLE: dict[str, Any] = {"dtype": torch.float32, "device": "cpu"}
+"""What the kernels read and write, whatever the defaults of torch are."""
 
 
 class _Block(Structure):
@@ -67,6 +72,8 @@ class _Call(Structure):
 
 def build(block: FoldedBlock) -> Runner:
     """Return a runner for a block on the CPU, in a mode that compares logits with bounds."""
+    if block.bottleneck:
+        raise Unsupported("native: expected units of two 3×3 convolutions, got bottlenecks")
     weight = block.weight
     if weight.device.type != "cpu":
         raise Unsupported(f"native: expected a model on the CPU, got one on {weight.device}")
@@ -113,7 +120,7 @@ class NativeBlock:
         batch, _, height, width = source.shape
         stride = self.c.stride
         shape = (batch, self.c.outputs, -(-height // stride), -(-width // stride))
-        output = torch.empty(shape, memory_format=torch.channels_last)
+        output = torch.empty(shape, memory_format=torch.channels_last, **SINGLE)
         call = _Call(
             batch=batch, height=height, width=width, threads=min(torch.get_num_threads(), MAX_THREADS)
         )
@@ -125,9 +132,9 @@ class NativeBlock:
 
         group = self.group
         positions = (batch, 1, shape[2] // group, shape[3] // group) if self.local else (batch, 1, 1, 1)
-        probs = torch.ones(self.units, *positions)
-        steps = torch.ones(positions, dtype=torch.long)
-        expected = torch.ones(positions)
+        probs = torch.ones(self.units, *positions, **SINGLE)
+        steps = torch.ones(positions, dtype=torch.long, device="cpu")
+        expected = torch.ones(positions, **SINGLE)
         call.probs, call.steps, call.expected = probs.data_ptr(), steps.data_ptr(), expected.data_ptr()
         logits = None
         bound = bounds_of(self.mode, probs[1:])
@@ -147,7 +154,7 @@ class NativeBlock:
         if key not in held:
             held.clear()  # of another size: one at a time
             size = library().torchpact_workspace(byref(self.c), call.height, call.width)
-            held[key] = torch.zeros(size * call.threads // 4)
+            held[key] = torch.zeros(size * call.threads // 4, **SINGLE)
             call.workspace = held[key].data_ptr()
             library().torchpact_prepare(byref(self.c), byref(call))
         return held[key].data_ptr()
@@ -193,11 +200,11 @@ def _in_blocks(weight: Tensor) -> Tensor:
 
 
 def _pack_head(head: HaltingHead, channels: int) -> list[Tensor]:
-    nothing = torch.zeros(channels)
+    nothing = torch.zeros(channels, **SINGLE)
     local = (nothing, nothing) if head.norm is None else fold_norm(head.norm)
     pooled = (nothing, nothing) if head.pooled_norm is None else fold_norm(head.pooled_norm)
-    conv = torch.zeros(9, channels) if head.conv is None else head.conv.weight[0].flatten(1).t()
-    bias = torch.cat([head.linear.bias, torch.zeros(BLOCK - 1)])
+    conv = torch.zeros(9, channels, **SINGLE) if head.conv is None else head.conv.weight[0].flatten(1).t()
+    bias = torch.cat([head.linear.bias, torch.zeros(BLOCK - 1, **SINGLE)])
     return [*local, conv, *pooled, head.linear.weight, bias]
 
 
@@ -215,8 +222,15 @@ def library() -> ctypes.CDLL:
     return kernel
 
 
+def switched_off() -> bool:
+    """Whether the user wants no compiler to run: ``TORCHPACT_NATIVE=0``."""
+    return os.environ.get("TORCHPACT_NATIVE") == "0"
+
+
 def _built(source: Path) -> Path:
     """Return where the library of a source file is, once it is there."""
+    if switched_off():
+        raise Unsupported("native: no compiled kernels, as TORCHPACT_NATIVE=0 asks")
     compiler = next(filter(None, map(shutil.which, (os.environ.get("CXX", "c++"), "g++", "clang++"))), None)
     if compiler is None:
         raise Unsupported("native: expected a C++ compiler (c++, g++, clang++ or $CXX), found none")

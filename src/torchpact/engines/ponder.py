@@ -17,7 +17,7 @@ def make_ponder(asked: list[Tensor], iterations: int, steps: Tensor, mode: Mode)
             [1.0000, 1.0000],
             [1.0000, 1.0000]])
     """
-    always = torch.full(steps.shape, torch.inf, device=steps.device)
+    always = torch.full(steps.shape, torch.inf, dtype=torch.float32, device=steps.device)
     logits = torch.stack(asked + [always] * (iterations - len(asked)))
     probs = torch.sigmoid(logits)
     expected = _steps_from_survival(torch.sigmoid(-logits[:-1]), 0)

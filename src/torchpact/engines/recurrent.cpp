@@ -37,8 +37,13 @@ inline float sum(Vector v) {
     return total;
 }
 
-// To 2 units in the last place; what would overflow stays within bounds, NaN stays NaN.
-inline Vector exponential(Vector x) {
+// e^x = (1 + less) · power, power a power of two and |less| < 1/2, to 2 units in the last place of `less`; what
+// would overflow stays within bounds, NaN stays NaN.
+struct Exponential {
+    Vector less, power;
+};
+
+inline Exponential exponential(Vector x) {
     x = x < -87.0f ? all(-87.0f) : x;
     x = x > 88.0f ? all(88.0f) : x;
     const Vector shift = all(12582912.0f);  // 1.5 · 2²³: adding it rounds to whole numbers
@@ -47,15 +52,23 @@ inline Vector exponential(Vector x) {
     Vector p = all(1.9875691500e-4f);
     for (float c : {1.3981999507e-3f, 8.3334519073e-3f, 4.1665795894e-2f, 1.6666665459e-1f, 5.0000001201e-1f})
         p = p * r + c;
-    p = p * r * r + r + 1.0f;
     const Integers bits = (__builtin_convertvector(n, Integers) + 127) << 23;
     Vector power;
     std::memcpy(&power, &bits, sizeof(power));
-    return p * power;
+    return {p * r * r + r, power};
 }
 
-inline Vector sigmoid(Vector x) { return 1.0f / (1.0f + exponential(-x)); }
-inline Vector tanh(Vector x) { return 1.0f - 2.0f / (1.0f + exponential(2.0f * x)); }
+inline Vector sigmoid(Vector x) {
+    const Exponential e = exponential(-x);
+    return 1.0f / (1.0f + (e.less * e.power + e.power));
+}
+
+// By e^2x - 1, in which power - 1 is exact, and 0 near 0: small numbers keep all their digits.
+inline Vector tanh(Vector x) {
+    const Exponential e = exponential(2.0f * x);
+    const Vector above = e.less * e.power + (e.power - 1.0f);
+    return above / (above + 2.0f);
+}
 
 struct Layer {
     const float* weights;      // [units / LANES][units][gates][LANES], from states to gates

@@ -1,8 +1,13 @@
 """Recurrent layers on a CPU, compiled: who halts goes on to the next input, whoever else still ponders.
 
 The kernel is ``recurrent.cpp``, compiled as :mod:`~torchpact.engines.native` is, on first use. It is for
-torch's own cells with a halting unit, in single precision and thresholded; for all else, and where there is
-no compiler, :class:`~torchpact.AdaptiveRNN` has a loop of its own.
+torch's own cells with a halting unit, in single precision and thresholded; for all else, where there is no
+compiler, and with ``TORCHPACT_NATIVE=0``, :class:`~torchpact.AdaptiveRNN` has a loop of its own.
+
+A layer's weights are laid out for the kernel once, and anew when they have changed. That shows in a tensor's
+identity, address or version, or else, after an edit through ``.data`` or NumPy, in its values, of which every
+call looks at some hundreds: all of a small tensor, and a sample of a large one. Who edits but a few numbers
+of a large weight through ``.data`` calls :func:`forget` on the layer's block.
 """
 
 import ctypes
@@ -11,7 +16,7 @@ from ctypes import POINTER, Structure, byref, c_float, c_int32, c_int64, c_void_
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, ref
 
 import torch
 from torch import Tensor, nn
@@ -22,7 +27,7 @@ from torchpact import _state
 from torchpact._state import State
 from torchpact.block import AdaptiveBlock
 from torchpact.engines.folding import Unsupported
-from torchpact.engines.native import MAX_THREADS, _built
+from torchpact.engines.native import MAX_THREADS, SINGLE, _built, switched_off
 from torchpact.models.cells import HaltingUnit, Transition, never_halt
 from torchpact.modes import Mode, Thresholded
 
@@ -31,6 +36,9 @@ KINDS: dict[type[nn.Module], tuple[int, int]] = {nn.LSTMCell: (0, 4), nn.GRUCell
 """What the kernel calls a cell, and how many gates it has."""
 MOST_INPUTS = 16_000_000
 """How many numbers the inputs' part of the gates may have; what is longer is read in pieces."""
+SAMPLED = 256
+"""How many numbers of a large weight are looked at in every call: each may be a miss of all caches, and 512
+units have 2 million, of which a call of one time step takes longer to compare all than to compute."""
 
 
 class _Layer(Structure):
@@ -62,39 +70,99 @@ class Reading(NamedTuple):
     steps: Tensor
 
 
-_KERNELS: WeakKeyDictionary[nn.Module, tuple[list[Tensor], "RecurrentKernel"]] = WeakKeyDictionary()
-
-
 def kernel_for(block: AdaptiveBlock, mode: Mode) -> "RecurrentKernel | None":
     """Return the kernel that does what a recurrent layer's block would; None if there is none."""
     transition, head = block.steps[0], block.halting[0]
     assert isinstance(transition, Transition)
-    if not _fits(block, transition.cell, head, mode):
+    made_of = _MadeOf(transition.cell, head, block.max_steps, list(block.parameters()))
+    if not _fits(block, made_of, mode):
         return None
-    weights = [p.detach() for p in block.parameters()]
-    before = _KERNELS.get(block)
-    # values are compared: weights may change in ways that leave no trace elsewhere
-    if before is None or not all(map(torch.equal, before[0], weights)):
-        copies = [w.clone() for w in weights]
-        _KERNELS[block] = before = copies, RecurrentKernel(transition.cell, head, block.max_steps)
-    return before[1]
+    laid_out = _LAID_OUT.get(block)
+    if laid_out is None or not laid_out.is_of(made_of):
+        _LAID_OUT[block] = laid_out = _LaidOut(made_of)
+    return laid_out.kernel
 
 
-def _fits(block: AdaptiveBlock, cell: nn.Module, head: nn.Module, mode: Mode) -> bool:
+def forget(block: AdaptiveBlock) -> None:
+    """Have the weights of a layer's block laid out anew when it is called next."""
+    _LAID_OUT.pop(block, None)
+
+
+class _MadeOf(NamedTuple):
+    cell: nn.Module
+    head: nn.Module
+    max_steps: int
+    weights: list[nn.Parameter]
+
+
+class _LaidOut:
+    """A block's kernel, and what it was made of."""
+
+    def __init__(self, made_of: _MadeOf) -> None:
+        *self.parts, weights = made_of
+        self.weights = [_Seen(p) for p in weights]
+        self.kernel = RecurrentKernel(made_of.cell, made_of.head, made_of.max_steps)
+
+    def is_of(self, made_of: _MadeOf) -> bool:
+        """Whether a kernel made now would be the same."""
+        *parts, weights = made_of
+        return (
+            parts == self.parts
+            and len(weights) == len(self.weights)
+            and all(seen.is_still(p) for seen, p in zip(self.weights, weights, strict=True))
+        )
+
+
+_LAID_OUT: WeakKeyDictionary[nn.Module, _LaidOut] = WeakKeyDictionary()
+
+
+class _Seen:
+    """A weight as it was; the view of it keeps its address from being another's."""
+
+    def __init__(self, weight: Tensor) -> None:
+        self.weight, self.address = ref(weight), weight.data_ptr()
+        self.version = _version(weight)
+        self.sample = _sample(weight)
+        self.before = self.sample.clone()
+
+    def is_still(self, weight: Tensor) -> bool:
+        """Whether a weight is this one, unchanged as far as one can see without reading all of it."""
+        return (
+            weight is self.weight()
+            and weight.data_ptr() == self.address
+            and _version(weight) == self.version
+            and torch.equal(self.sample, self.before)
+        )
+
+
+def _version(weight: Tensor) -> int | None:
+    return None if weight.is_inference() else weight._version
+
+
+def _sample(weight: Tensor) -> Tensor:
+    """A view of the bits of numbers all over a weight; of all if it is small or has no version."""
+    numbers = weight.detach().view(-1).view(torch.int32)
+    if weight.is_inference() or len(numbers) <= 16 * SAMPLED:
+        return numbers
+    return numbers[:: len(numbers) // SAMPLED | 1]  # odd, so that it meets all columns
+
+
+def _fits(block: AdaptiveBlock, made_of: _MadeOf, mode: Mode) -> bool:
     """Whether the kernel does what these modules would, with nobody watching them do it."""
+    cell, head, _, weights = made_of
     if type(cell) not in KINDS or type(mode) is not Thresholded:
         return False
     if type(cell) is nn.RNNCell and cell.nonlinearity != "tanh":
         return False
     if not _never_halts(head) and not (type(head) is HaltingUnit and type(head.linear) is nn.Linear):
         return False
-    if any(p.dtype != torch.float32 or p.device.type != "cpu" for p in block.parameters()):
+    if any(p.dtype != torch.float32 or not p.is_cpu or not p.is_contiguous() for p in weights):
         return False
     if any(m._forward_hooks or m._forward_pre_hooks for m in block.modules()):
         return False
     if torch.is_autocast_enabled("cpu") or torch._C._len_torch_dispatch_stack():
         return False
-    return _there()
+    return not switched_off() and _there()
 
 
 def _never_halts(head: nn.Module) -> bool:
@@ -127,9 +195,9 @@ class RecurrentKernel:
             padded = F.pad(by_gate, (0, 0, 0, self.units - self.size))
             return padded.view(gates, -1, lanes, by_gate.size(2)).transpose(0, 1)
 
-        nothing = torch.zeros(gates * self.size)
+        nothing = torch.zeros(gates * self.size, **SINGLE)
         in_bias, hidden_bias = (nothing if b is None else b.detach() for b in (cell.bias_ih, cell.bias_hh))
-        self.inner = torch.zeros(self.units)
+        self.inner = torch.zeros(self.units, **SINGLE)
         if kind == 1:  # the bias of the new state is inside the reset gate
             hidden_bias = hidden_bias.clone()
             self.inner[: self.size] = hidden_bias[2 * self.size :]
@@ -138,10 +206,10 @@ class RecurrentKernel:
         inputs = blocks(cell.weight_ih).flatten(0, 2)
         self.from_input, self.flag = inputs[:, :-1].contiguous(), inputs[:, -1].contiguous()
         self.weights = self._pad(blocks(cell.weight_hh)).permute(0, 3, 1, 2).contiguous()
+        self.head, head_bias = torch.zeros(self.units, **SINGLE), -math.inf
         if isinstance(head, HaltingUnit):
-            self.head, head_bias = self._pad(head.linear.weight.detach()[0]), head.linear.bias.item()
-        else:
-            self.head, head_bias = torch.zeros(self.units), -math.inf
+            weight, bias = head.linear.weight, head.linear.bias
+            self.head, head_bias = self._pad(weight.detach()[0]), 0.0 if bias is None else bias.item()
         self.c = _Layer(
             weights=self.weights.data_ptr(),
             flag=self.flag.data_ptr(),
@@ -166,12 +234,12 @@ class RecurrentKernel:
         sizes = packed.batch_sizes
         batch, rows = int(sizes[0]), len(packed.data)
         offsets = F.pad(sizes.cumsum(0), (1, 0))
-        lengths = (sizes.unsqueeze(1) > torch.arange(batch)).sum(0)
+        lengths = (sizes.unsqueeze(1) > torch.arange(batch, device="cpu")).sum(0)
         parts = [self._pad(part) for part in _state.parts(state)]
         spare = torch.empty_like(parts[0])
-        output = torch.empty(rows, self.units)
-        logits = torch.full((self.max_steps - 1, rows), torch.inf)
-        steps = torch.empty(rows, dtype=torch.long)
+        output = torch.empty(rows, self.units, **SINGLE)
+        logits = torch.full((self.max_steps - 1, rows), torch.inf, **SINGLE)
+        steps = torch.empty(rows, dtype=torch.long, device="cpu")
         layer = _Layer.from_buffer_copy(self.c)  # other threads may be at it with another threshold
         layer.bound = math.log(mode.threshold) - math.log1p(-mode.threshold)
         call = _Call(

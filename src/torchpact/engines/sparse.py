@@ -22,6 +22,8 @@ CHUNK = 4096  # pixels; 1024 is 4 to 8 % slower with 32 and 64 channels
 
 def build(block: FoldedBlock) -> Runner:
     """Return a runner for a block with a decision for every pixel."""
+    if block.bottleneck:
+        raise Unsupported("sparse: expected units of two 3×3 convolutions, got bottlenecks")
     head = block.head
     if head is None or head.conv is None or head.norm is not None or head.group > 1:
         raise Unsupported("sparse: expected a decision for every pixel, by heads without batch norm")
@@ -66,7 +68,7 @@ class SparseBlock:
             pooled = F.linear(mean, linear.weight.float(), linear.bias.float()).flatten()
             image = active // live[0].numel()
             logits = _convolve(rows, width, active, matrix).flatten().float() + pooled[image]
-            every = torch.full(live.shape, torch.inf, device=u.device)
+            every = logits.new_full(live.shape, torch.inf)
             every.view(-1)[active] = logits
             asked.append(every[:, None, 1:-1, 1:-1])
             _, remaining = mode.halt(torch.ones_like(logits), logits)

@@ -44,6 +44,10 @@ class AdaptiveRNN(nn.Module):
     there are no gradients, and in thresholded mode on a CPU a compiled kernel reads the sequences, where
     there is one for the cell (:mod:`torchpact.engines.recurrent`); the results are those without.
 
+    The first such call runs the machine's C++ compiler, for a few seconds; the library stays in
+    ``~/.cache/torchpact``. Where there is no compiler, or it fails, the loop in Python goes on without a
+    word, only slower. ``TORCHPACT_NATIVE=0`` in the environment does the same: no compiler, nothing loaded.
+
     An objective averages the cost over positions, so let its nll be the mean over time too: the sum
     over the time steps of an example, divided by the number of positions, T.
 
