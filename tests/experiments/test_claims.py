@@ -135,3 +135,13 @@ def test_temperatures_and_clipping_end_alike(archive, worse, dearer, verdict):
     for _, run in labelled[-2:]:
         write(archive, run, {"thresholded": (0.9 - worse, 1e8 * dearer)})
     assert judge(archive, "δ = 0 gives").verdict == verdict
+
+
+@pytest.mark.parametrize(("share", "verdict"), [(0.01, "holds"), (0.1, "partly"), (0.5, "does not hold")])
+def test_probabilities_that_saturate_leave_little_undecided(archive, share, verdict):
+    for run in fig5.runs(SCALE, SEEDS):
+        if run.config.method == "relaxed":
+            known = evaluation(90, 100)
+            modes = {"relaxed": known, "discrete": known | {"undecided": [share] * 3}, "thresholded": known}
+            write_events(archive, run, {1000: {"modes": modes}})
+    assert judge(archive, "saturate").verdict == verdict

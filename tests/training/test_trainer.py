@@ -13,6 +13,7 @@ from tests.training.small import METHODS, config, images
 from torchpact.data import standardize
 from torchpact.models import ResNetConfig
 from torchpact.training import Trainer, TrainingError, evaluate, load_checkpoint, load_model, train_together
+from torchpact.training.lottery import decide_by_lot
 from torchpact.training.state import derived_seed
 
 TEST = images("test", 40)
@@ -239,6 +240,14 @@ def test_evaluation_equals_one_pass_over_everything(mode):
         assert measured.flops == tp.count_flops(model, x).mean.item()
     assert measured.cost == pytest.approx([2.0 if mode == "act" else 1.0] * 3)
     assert measured.objective(0.1) == pytest.approx(measured.nll + (0.6 if mode == "act" else 0.3))
+
+
+def test_undecided_decisions_are_counted_where_they_are_drawn():
+    model = tp.models.ResNet(ResNetConfig(units=3, image_size=12)).eval()
+    for h, share in ((0.5, 1.0), (0.05, 0.0), (0.95, 0.0)):
+        decide_by_lot(model, [sum((1 - h) ** k for k in range(3))] * 3)
+        assert evaluate(model, TEST, "discrete").undecided == [share] * 3
+    assert evaluate(model, TEST, "thresholded").undecided is None
 
 
 def test_evaluation_leaves_mode_and_training_flag_alone():

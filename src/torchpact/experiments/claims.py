@@ -255,6 +255,22 @@ def _thresholded(evidence: Evidence) -> tuple[Verdict, str]:
     return _drop(evidence, "relaxed", "discrete", judge)
 
 
+@_claim("The probabilities of PSACT's latent variables saturate.", "section 5")
+def _saturated(evidence: Evidence) -> tuple[Verdict, str]:
+    parts, worst = [], 0.0
+    for depth in (32, 110):
+        for tau, runs in evidence.fig5(depth, "relaxed").items():
+            known = [evidence.results(run, "discrete").get("undecided") for run in runs]
+            shares = [100 * float(np.mean(each)) for each in known if each is not None]
+            if shares:
+                worst = max(worst, *shares)
+                parts.append(f"{spread(shares)} (ResNet-{depth}, τ = {tau:g})")
+    if not parts:
+        return "not measured yet", ""
+    verdict: Verdict = "holds" if worst < 5 else "partly" if worst < 20 else "does not hold"
+    return verdict, f"% of decisions taken at 0.1 < h < 0.9: {', '.join(parts)}"
+
+
 @_claim("SACT evaluated thresholded loses at least 5 points of accuracy.", "supplement")
 def _sact_thresholded(evidence: Evidence) -> tuple[Verdict, str]:
     return _drop(evidence, "act", "act", lambda worst: "holds" if worst >= 5 else "does not hold")

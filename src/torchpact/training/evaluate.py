@@ -30,6 +30,8 @@ class Evaluation:
     cost: list[float]
     """Mean of what the objective charges: N or ρ where that is known; else z."""
     images: int
+    undecided: list[float] | None = None
+    """Share of decisions taken at a probability between 0.1 and 0.9, block by block; where they are drawn."""
 
     def objective(self, tau: float) -> float:
         """Return nll + τ Σ cost."""
@@ -61,6 +63,7 @@ def evaluate(
     steps = torch.zeros(blocks, dtype=torch.double, device=device)
     cost = torch.zeros(blocks, dtype=torch.double, device=device)
     totals, block_flops = [], []
+    decisions = torch.zeros(blocks, 2, dtype=torch.double, device=device)  # undecided, and all
     try:
         # steps and cost are all that is read: probabilities of all pixels would only take memory
         deciding = nullcontext() if mode is None else use_mode(model, mode, details=False)
@@ -76,6 +79,10 @@ def evaluate(
                 for k, ponder in enumerate(ponders):
                     steps[k] += ponder.steps.double().mean() * len(labels)
                     cost[k] += ponder.cost.double().mean() * len(labels)
+                    if ponder.log_prob is not None:
+                        taken, h = ponder.active[:-1], ponder.probs[:-1]
+                        decisions[k, 0] += (taken & (h > 0.1) & (h < 0.9)).sum()
+                        decisions[k, 1] += taken.sum()
     finally:
         model.train(training)
     total = torch.cat(totals).double()
@@ -89,6 +96,7 @@ def evaluate(
         steps=(steps / n).tolist(),
         cost=(cost / n).tolist(),
         images=n,
+        undecided=(decisions[:, 0] / decisions[:, 1]).tolist() if blocks and decisions[:, 1].all() else None,
     )
 
 
