@@ -7,8 +7,9 @@ CUDA graphs; deployed networks have graphs of their own, and are called as users
 are the plain units with batch norms folded, by cuDNN with its fastest algorithms and, unless --quick, by
 torch.compile with max-autotune. Masks are blobs that halt after the first unit of a block, as in
 engines_cpu.py. ``of_theory`` is the measured speed-up over the best of them divided by that of FLOPs;
-``dense_first_us`` is the time of a block whose first unit, which runs everywhere, is left to cuDNN, and
-``in_order_us`` that of one whose kernels are not started early, ``not_bulk_us`` of one without bulk loads.
+``dense_first_us`` is the time of a block whose first unit, which runs everywhere, is left to cuDNN;
+``one_kernel_us`` and ``two_kernels_us`` are those of blocks that decide and make lists in one kernel or in
+two. Networks run by the engine that ``deploy`` takes, and ``blocks_us`` is the time of one block by block.
 """
 
 import argparse
@@ -83,7 +84,7 @@ def block_row(
     block, u = block.cuda().bfloat16(), u.cuda().bfloat16()
     folded = FoldedBlock(block)
     sparse, dense_first = SparseGPUBlock(folded), SparseGPUBlock(folded, own_first=False)
-    in_order, piecemeal = SparseGPUBlock(folded, early=False), SparseGPUBlock(folded, bulk=False)
+    one, two = SparseGPUBlock(folded, small=size**2), SparseGPUBlock(folded, small=0)
     if not known:
         known |= dense_times(nn.Sequential(*folded.units), u, ARGUMENTS.quick)
     with torch.no_grad():
@@ -93,8 +94,8 @@ def block_row(
     name = f"block {channels}×{size}×{size}"
     row = _row(name, batch, active, known, microseconds(lambda: sparse(u)), plain / flops)
     row["dense_first_us"] = round(microseconds(lambda: dense_first(u)), 1)
-    row["in_order_us"] = round(microseconds(lambda: in_order(u)), 1)
-    row["not_bulk_us"] = round(microseconds(lambda: piecemeal(u)), 1)
+    row["one_kernel_us"] = round(microseconds(lambda: one(u)), 1) if one.small else ""
+    row["two_kernels_us"] = round(microseconds(lambda: two(u)), 1)
     return row
 
 
@@ -110,7 +111,9 @@ def network_row(units: int, batch: int, active: float, known: dict[str, float]) 
     flops = float(flops_from_ponders(model, ponders, images.shape).total.double().mean())
     plain_flops = max_flops(build(ResNetConfig(units=units, adaptive=False)), images.shape)
     name = f"ResNet-{6 * units + 2}"
-    return _row(name, batch, active, known, called(lambda: fast(images)), float(plain_flops) / flops)
+    row = _row(name, batch, active, known, called(lambda: fast(images)), float(plain_flops) / flops)
+    whole = fast.report.measurements[-1]
+    return row | {"engine": whole.engine, "blocks_us": round(1e6 * whole.seconds["blocks"], 1)}
 
 
 def _row(
@@ -129,8 +132,10 @@ def _row(
         "of_theory": round(dense[best] / sparse / theory, 2),
         "images_per_second": round(batch / sparse * 1e6),
         "dense_first_us": "",
-        "in_order_us": "",
-        "not_bulk_us": "",
+        "one_kernel_us": "",
+        "two_kernels_us": "",
+        "engine": "gpu",
+        "blocks_us": "",
     }
 
 

@@ -1,4 +1,4 @@
-"""Which tiles the convolutions of the sparse GPU engine run best in: the reason for TILES in engines/gpu.py.
+"""Which tiles the convolutions of the sparse GPU engine run best in: the reason for engines/gpu_tiles.py.
 
     python benchmarks/engines_gpu_tiles.py [--out benchmarks/engines_gpu_tiles.csv] [--shapes 0 1 2]
 
@@ -20,13 +20,13 @@ from typing import Any
 
 import torch
 from table import write_csv
-from torch import Tensor
 from torch.nn import functional as F
-from triton.tools.tensor_descriptor import TensorDescriptor
 
 from torchpact.bench.blobs import smooth_noise
-from torchpact.engines.gpu import Tiles
-from torchpact.engines.gpu_kernels import convolve, decide, prepare
+from torchpact.engines.gpu import SMALL
+from torchpact.engines.gpu_kernels import convolve
+from torchpact.engines.gpu_lists import advance, decide, prepare
+from torchpact.engines.gpu_tiles import Tiles
 from torchpact.training.algorithms import fastest_algorithms
 
 SHAPES = [  # channels, size of the maps, batch
@@ -44,15 +44,18 @@ TIMES = 10
 def candidates(channels: int) -> Iterator[Tiles]:
     """Settings that may be good: sums of a tile fit in registers, what is loaded ahead in shared memory."""
     most = min(channels, 256)
-    outputs = sorted({most, max(most // 2, 16)}) if channels > 64 else [most]
-    for p, n, warps, stages in itertools.product((64, 128, 256), outputs, (4, 8), (1, 2, 3, 4)):
-        for k in {min(channels, 64), min(channels, 128)}:
-            memory = 2 * stages * k * (p + n)
-            if not 16 <= p * n / (32 * warps) <= 128 or memory > 200_000 or (warps == 8 and p < 128):
-                continue
-            if k > 64 and stages > 3:
-                continue
+    outputs = sorted({most, max(most // 2, 64), 64}) if channels > 64 else [most]
+    k = min(channels, 64)
+    ahead = (2, 3, 4) if channels < 128 else (3, 4)
+    for p, n, warps, stages in itertools.product((64, 128, 256), outputs, (4, 8), ahead):
+        memory = 2 * stages * k * (p + n)
+        if not 8 <= p * n / (32 * warps) <= 128 or memory > 200_000 or (warps == 8 and p < 128):
+            continue
+        if channels < 256:
             yield Tiles(p, n, k, warps, stages, 8)
+        elif p < 256:
+            for splits in (1, 4):
+                yield Tiles(p, n, k, warps, stages, 2, splits)
 
 
 class Work:
@@ -74,44 +77,39 @@ class Work:
         self.weight = (torch.randn(9 * channels, channels) / 24).cuda().bfloat16()
         self.bias = torch.zeros(channels).cuda()
         self.sums = torch.zeros(batch, channels).cuda()
+        self.partial = torch.empty(2**26).cuda()
+        self.arrivals = torch.zeros(2**14, dtype=torch.int32).cuda()
         self.processors = torch.cuda.get_device_properties(0).multi_processor_count
 
-    def convolve(self, tiles: Tiles, first: bool, bulk: bool) -> None:
+    def convolve(self, tiles: Tiles, first: bool) -> None:
         """Queue one of the two convolutions of a unit."""
         channels, size, _ = self.shape
         places, count = self.lists[0 if first else 1], self.counts[0 if first else 1]
         parts = channels // tiles.outputs
-        programs = min(
-            -(-tiles.programs * self.processors // parts), -(-self.goes_on.numel() // tiles.pixels)
-        )
+        most = -(-self.goes_on.numel() // tiles.pixels) * tiles.splits
+        programs = min(-(-tiles.programs * self.processors // parts), most)
         convolve[(programs, parts)](
-            self.maps[0], described(self.weight, tiles) if bulk else self.weight, self.bias,
-            self.maps[1], self.maps[1], self.sums, places, count,
-            self.goes_on.numel(), size, size,
-            **constants(channels, tiles, first, bulk),
+            self.maps[0], self.weight, self.bias, self.maps[1], self.maps[1], self.sums, self.partial,
+            self.arrivals, places, count, self.goes_on.numel(), size, size,
+            **constants(channels, size, tiles, first),
         )  # fmt: skip
 
 
-def described(weight: Tensor, tiles: Tiles) -> TensorDescriptor:
-    return TensorDescriptor.from_tensor(weight, [tiles.inputs, tiles.outputs])
-
-
-def constants(channels: int, tiles: Tiles, first: bool, bulk: bool) -> dict[str, Any]:
+def constants(channels: int, size: int, tiles: Tiles, first: bool) -> dict[str, Any]:
     return {
-        "C": channels, "P": tiles.pixels, "N": tiles.outputs, "K": tiles.inputs, "ALL": False,
-        "FIRST": first, "PRECISION": "tf32", "BULK": bulk, "EARLY": False,
-        "num_warps": tiles.warps, "num_stages": tiles.stages,
+        "C": channels, "D": channels, "TAPS": 9, "P": tiles.pixels, "N": tiles.outputs, "K": tiles.inputs,
+        "ALL": False, "LAST": not first, "SUMS": size**2 > SMALL, "SPLITS": tiles.splits,
+        "PRECISION": "tf32", "num_warps": tiles.warps, "num_stages": tiles.stages,
     }  # fmt: skip
 
 
-def compile_ahead(job: tuple[int, int, Tiles, bool, bool]) -> None:
+def compile_ahead(job: tuple[int, int, Tiles, bool]) -> None:
     """Fill Triton's cache, in a process of its own."""
-    channels, size, tiles, first, bulk = job
+    channels, size, tiles, first = job
     half, single, whole = torch.bfloat16, torch.float32, torch.int32
-    weight = described(torch.empty(9 * channels, channels).cuda().bfloat16(), tiles) if bulk else half
     convolve.warmup(
-        half, weight, single, half, half, single, whole, whole, 1, size, size,
-        grid=(1,), **constants(channels, tiles, first, bulk),
+        half, half, single, half, half, single, single, whole, whole, whole, 1, size, size,
+        grid=(1,), **constants(channels, size, tiles, first),
     )  # fmt: skip
 
 
@@ -144,9 +142,9 @@ def dense(channels: int, size: int, batch: int) -> float:
     return microseconds(lambda: F.conv2d(x, weight, padding=1))
 
 
-def measured(work: Work, tiles: Tiles, first: bool, bulk: bool) -> float:
+def measured(work: Work, tiles: Tiles, first: bool) -> float:
     try:
-        return microseconds(lambda: work.convolve(tiles, first, bulk))
+        return microseconds(lambda: work.convolve(tiles, first))
     except Exception as error:  # out of resources, by whatever name this version has for it
         print(*tiles, first, type(error).__name__, sep="\t")
         return float("inf")
@@ -157,18 +155,17 @@ def rows_of(shape: tuple[int, int, int], active: float) -> list[dict[str, object
     cudnn = dense(*shape)
     work = Work(*shape, active)
     found = []
-    for first, bulk in itertools.product((True, False), (True, False)):
-        times = {tiles: measured(work, tiles, first, bulk) for tiles in candidates(channels)}
+    for first in (True, False):
+        times = {tiles: measured(work, tiles, first) for tiles in candidates(channels)}
         for tiles in sorted(times, key=times.__getitem__)[:3]:  # how many programs matters less
-            for programs in (1, 2, 3, 4, 64):
+            for programs in (1, 2, 3, 4, 8):
                 other = tiles._replace(programs=programs)
-                times[other] = measured(work, other, first, bulk)
+                times[other] = measured(work, other, first)
         for tiles, time in times.items():
             share = work.share[0 if first else 1]
             found.append(
                 {
                     "channels": channels, "size": size, "batch": batch, "active": active, "first": first,
-                    "bulk": bulk,
                     **tiles._asdict(), "microseconds": round(time, 1), "cudnn": round(cudnn, 1),
                     "share": round(share, 3), "of_theory": round(cudnn * share / time, 2),
                 }
@@ -185,7 +182,9 @@ def small_kernels(shape: tuple[int, int, int], active: float) -> None:
     steps = torch.ones(pixels, dtype=torch.long, device="cuda")
     head = torch.randn(9 * channels, device="cuda")
     new = [torch.empty(pixels, dtype=torch.int32, device="cuda") for _ in range(3)]
-    ends = torch.zeros(3, 1, dtype=torch.int32, device="cuda")
+    ends = torch.zeros(4, dtype=torch.int32, device="cuda")
+    columns = torch.zeros(channels, 16, device="cuda").bfloat16()  # nobody halts, however often asked
+    products = torch.empty(pixels, 16, device="cuda")
     k = min(channels, 64)
     spare = torch.empty(pixels, dtype=torch.uint8, device="cuda")
 
@@ -193,7 +192,7 @@ def small_kernels(shape: tuple[int, int, int], active: float) -> None:
         decide[(min(8 * work.processors, -(-pixels // tile)), 1)](
             u, head, work.sums, work.bias, work.bias, single[0], work.lists[1], work.counts[1], pixels,
             spare, steps, single[0], single[1], single[2], single[3], single[0], 1, 1, 0.0, size, size,
-            C=channels, P=tile, K=k, ALL=everyone, SAMPLES=False, EARLY=False, num_warps=warps,
+            C=channels, P=tile, K=k, ALL=everyone, SAMPLES=False, num_warps=warps,
         )  # fmt: skip
 
     def lists(tile: int, warps: int, inputs: int) -> None:
@@ -201,9 +200,25 @@ def small_kernels(shape: tuple[int, int, int], active: float) -> None:
         prepare[(min(8 * work.processors, -(-pixels // tile)), 1)](
             u, work.bias, work.bias, work.maps[1], work.goes_on, new[0], ends[0], pixels, new[0], ends[0],
             new[1], ends[1], new[2], ends[2], size, size,
-            C=channels, P=tile, K=min(inputs, channels), ALL=True, EARLY=False, num_warps=warps,
+            C=channels, P=tile, K=min(inputs, channels), ALL=True, num_warps=warps,
         )  # fmt: skip
 
+    def both(tile: int, warps: int, inputs: int) -> None:
+        ends.zero_()
+        advance[(work.shape[2],)](
+            u, columns, products, work.bias, single[0], spare, steps, single[0], single[1], single[2],
+            single[3], single[0], 1, 1, 0.0, work.bias, work.bias, work.maps[1], new[0], new[1],
+            ends.view(torch.int64), pixels, size, size,
+            C=channels, P=tile, K=min(inputs, channels), ALL=False, SAMPLES=False, num_warps=warps,
+        )  # fmt: skip
+
+    if size**2 <= SMALL and channels > 16:
+        tile = max(16, 1 << (size**2 - 1).bit_length())
+        spare.copy_(work.goes_on)
+        for warps, inputs in itertools.product((4, 8, 16), (32, 64)):
+            time = microseconds(partial(both, tile, warps, inputs))
+            print("advance", *shape, active, tile, warps, inputs, f"{time:.1f}", sep="\t")
+        return
     for tile, warps in itertools.product((16, 32, 64), (2, 4, 8)):
         times = [microseconds(partial(ask, tile, warps, everyone)) for everyone in (True, False)]
         print("decide", *shape, active, tile, warps, *(f"{time:.1f}" for time in times), sep="\t")
@@ -219,8 +234,7 @@ def main() -> None:
     parser.add_argument("--active", type=float, nargs="*", default=[0.25, 0.5, 1.0])
     arguments = parser.parse_args()
     shapes = [SHAPES[number] for number in arguments.shapes]
-    choices = [(first, bulk) for first in (True, False) for bulk in (True, False)]
-    jobs = [(c, s, t, *choice) for c, s, _ in shapes for t in candidates(c) for choice in choices]
+    jobs = [(c, s, t, first) for c, s, _ in shapes for t in candidates(c) for first in (True, False)]
     with ProcessPoolExecutor(14, multiprocessing.get_context("spawn")) as pool:
         for done in [pool.submit(compile_ahead, job) for job in jobs]:
             if (problem := done.exception()) is not None:
@@ -234,7 +248,7 @@ def main() -> None:
             ranked = [row for row in found if row["first"] == first]
             for row in sorted(ranked, key=lambda row: float(str(row["microseconds"])))[:4]:
                 print(*row.values(), sep="\t", flush=True)
-    for shape in shapes:
+    for shape in shapes if arguments.active else ():  # else only compiled
         small_kernels(shape, 0.25)
 
 

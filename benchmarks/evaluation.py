@@ -28,6 +28,8 @@ def make(units: int, mode: str | None) -> ResNet:
     for module in model.modules():
         if isinstance(module, HaltingHead):
             nn.init.constant_(module.linear.bias, -1.0)
+    if mode is not None:
+        tp.use_mode(model, mode, details=False)  # only steps matter here
     return model.eval()
 
 

@@ -1,5 +1,9 @@
 """The kernels run in Triton's interpreter here, in single and half precision; bf16 it gets wrong."""
 
+import os
+import subprocess
+import sys
+
 import pytest
 import torch
 
@@ -195,6 +199,18 @@ def test_programs_share_the_inputs_of_a_tile(splits, active):
     assert ponder is not None
     assert relative(output, expected) < 1e-5
     assert torch.equal(ponder.steps, reference.steps)
+
+
+def test_kernels_compile_for_a_device_that_is_not_here(tmp_path):
+    """What the interpreter runs the compiler may refuse."""
+    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    environment["TRITON_CACHE_DIR"] = str(tmp_path)
+    command = [sys.executable, "-m", "tests.engines.compile_kernels"]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    found = [line.split() for line in done.stdout.splitlines()]
+    assert [name for name, *_ in found] == ["convolve"] * 2 + ["activate", "decide", "prepare", "advance"]
+    assert all(int(shared) <= 227 * 1024 for _, shared, _ in found)
 
 
 @pytest.mark.skipif(not CUDA, reason="needs a CUDA device: too slow, or bf16, in the interpreter")

@@ -51,7 +51,7 @@ def with_blobs(config: ResNetConfig, batch: int, active: float) -> tuple[ResNet,
         if k:
             noise = F.avg_pool2d(noise, 2, ceil_mode=True)
             channel += block.steps[0].padding // 2  # type: ignore[index, union-attr]
-        _halt_above(block, channel, 2.0 if active == 1 else float(noise.flatten().quantile(active)))
+        halt_above(block, channel, 2.0 if active == 1 else float(noise.flatten().quantile(active)))
     return model, images
 
 
@@ -71,14 +71,15 @@ def block_with_blobs(
     u = torch.randn(batch, channels, size, size).contiguous(memory_format=torch.channels_last)
     u[:, :1] = smooth_noise(batch, size)
     # between two ranks
-    _halt_above(block, 0, 2.0 if active == 1 else active - 0.5 / size**2)
+    halt_above(block, 0, 2.0 if active == 1 else active - 0.5 / size**2)
     return block, u
 
 
-def _halt_above(block: Any, channel: int, bound: float) -> None:
+def halt_above(block: Any, channel: int, bound: float) -> None:
     """Let heads halt where a channel, which units leave as it is, exceeds a bound."""
     for unit in block.steps:
-        unit.conv2.weight.mul_(0.1)[channel] = 0
+        last = getattr(unit, "conv3", unit.conv2)
+        last.weight.mul_(0.1)[channel] = 0
     for head in block.halting:
         weight = head.linear.weight if head.conv is None else head.conv.weight[:, :, 1, 1]
         for each in head.parameters():

@@ -12,7 +12,7 @@ GREY = "#888888"
 
 
 def draw(rows: Sequence[dict[str, Any]], folder: Path, title: str) -> list[Path]:
-    """Draw a panel for every batch size: lines are measured, crosses what FLOPs promise; return the paths."""
+    """Draw a panel for every batch size: lines are measured, dots what FLOPs promise; return the paths."""
     rows = [row for row in rows if row["masks"].startswith("blobs")]
     batches = sorted({row["batch"] for row in rows})
     works = list(dict.fromkeys(row["work"] for row in rows))
@@ -28,14 +28,15 @@ def draw(rows: Sequence[dict[str, Any]], folder: Path, title: str) -> list[Path]
                 }
                 axes.plot(shares, [row["speedup"] for row in points], label=work, **style)
                 promised = [row["flops_speedup"] for row in points]
-                axes.plot(shares, promised, "x", color=style["color"], markersize=5)
+                axes.plot(shares, promised, ":", color=style["color"], linewidth=1.2)
             axes.axhline(1, color=GREY, linewidth=0.8, zorder=0)
+            axes.set_xticks(sorted({_share(row) for row in rows}))
             axes.set_title(f"batch {batch}")
             axes.set_xlabel("active pixels, %")
             axes.set_xlim(0, 104)
         panels[0].set_ylim(bottom=0)
         panels[0].set_ylabel("times as fast as the best dense")
-        panels[0].plot([], [], "x", color=GREY, label="by FLOPs")
+        panels[0].plot([], [], ":", color=GREY, label="by FLOPs")
         figure.legend(*panels[0].get_legend_handles_labels(), loc="outside right center")
         figure.suptitle(title, fontsize=9)
         return save(figure, folder, "bench")

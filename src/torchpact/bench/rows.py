@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from torchpact.bench.blobs import block_with_blobs
+from torchpact.bench.bottleneck import PlainBottlenecks, bottleneck_flops, bottlenecks_with_blobs
 from torchpact.bench.dense import FoldedNet, dense_alternatives, plain_net
 from torchpact.bench.memory import peak_memory
 from torchpact.block import use_mode
@@ -17,7 +18,7 @@ from torchpact.engines import ENGINES, Deployed, FoldedBlock, Runner, Unsupporte
 from torchpact.engines.deployment import DEVICES
 from torchpact.engines.graphs import Graphed, repeatable
 from torchpact.engines.timing import in_turns, interleaved
-from torchpact.flops import _block_flops, flops_from_ponders, max_flops
+from torchpact.flops import _block_flops, count_flops, flops_from_ponders, max_flops
 from torchpact.models import ResNet, ResNetConfig
 
 Row = dict[str, Any]
@@ -115,6 +116,59 @@ class NetworkBench:
                 peaks[mode] = peak_memory(lambda: model(images), device)
         peaks["deployed"] = peak_memory(lambda: network(images), device)
         return {f"{name}_MiB": round(peak / 2**20, 2) for name, peak in peaks.items()}
+
+
+class BottleneckBench:
+    """A network much like ResNet-50 for large images, run block by block by the fastest engines.
+
+    ``settings`` are those of :func:`bottlenecks_with_blobs`.
+    """
+
+    def __init__(self, setting: Setting, batch: int, **settings: Any) -> None:
+        self.setting, self.batch, self.settings = setting, batch, settings
+        net, images = self._make(1.0)
+        plain, folded = PlainBottlenecks(net, folded=False), PlainBottlenecks(net, folded=True)
+        self.flops = float(count_flops(plain, images[:1]).mean)
+        self.dense = dense_alternatives(plain, folded, images, setting.compiling)
+
+    def _make(self, active: float) -> Any:
+        net, images = bottlenecks_with_blobs(self.batch, active, **self.settings)
+        images = images.to(self.setting.device, self.setting.dtype)
+        net = net.to(self.setting.device, self.setting.dtype, memory_format=torch.channels_last)  # type: ignore[call-overload]
+        return net, images.contiguous(memory_format=torch.channels_last)
+
+    @torch.no_grad()
+    def row(self, active: float) -> Row:
+        """Measure at a share of active pixels."""
+        net, images = self._make(active)
+        u = net.enter(images)
+        chosen: dict[int, tuple[str, Runner]] = {}
+        flops, ran = self.flops, []
+        for index, block in enumerate(net.blocks):
+            runners = _runners(block, u.device.type)
+            calls = {name: repeatable(run, u) for name, run in runners.items()}
+            seconds = interleaved(calls, seconds=self.setting.seconds / 8)
+            best = min(calls, key=seconds.__getitem__)
+            chosen[index] = best, runners[best]
+            u, ponder = block(u)
+            everywhere = torch.full_like(ponder.steps, block.max_steps)
+            flops += float(bottleneck_flops(block, ponder.steps).mean())
+            flops -= float(bottleneck_flops(block, everywhere, heads=False).mean())
+            ran.append(float(ponder.steps.double().mean()) / block.max_steps)
+
+        def deployed(images: Tensor) -> Tensor:
+            u = net.enter(images)
+            for _, run in chosen.values():
+                u, _ = run(u)
+            logits: Tensor = net.leave(u)
+            return logits
+
+        calls = {**self.dense, "deployed": repeatable(deployed, images)}
+        times = in_turns(calls, seconds=self.setting.seconds, least=5, most=400)
+        row: Row = {"work": "ResNet-50-like", "batch": self.batch, "masks": f"blobs {active:.0%}"}
+        row |= {"active": round(statistics.mean(ran), 3)}
+        row |= {"engine": "+".join(dict.fromkeys(name for name, _ in chosen.values()))}
+        return row | _speeds(times, [*self.dense], self.flops / flops, self.batch)
 
 
 def _runners(block: nn.Module, device: str) -> dict[str, Runner]:

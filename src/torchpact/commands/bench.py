@@ -18,12 +18,13 @@ from torchpact._checks import check_count, check_number
 from torchpact._files import write_whole
 from torchpact.bench.blobs import with_blobs
 from torchpact.bench.figure import draw
-from torchpact.bench.rows import BlockBench, NetworkBench, Row, Setting
+from torchpact.bench.rows import BlockBench, BottleneckBench, NetworkBench, Row, Setting
 from torchpact.commands.common import Device, find_network, pick_device
 from torchpact.data import load_sample, standardize
 from torchpact.models import ResNetConfig
 
-NETWORKS = {"resnet32": 5, "resnet110": 18}
+NETWORKS = {"resnet32": 5, "resnet110": 18, "resnet50": 0}
+"""The units of a block; that of bottlenecks, for images of 224 pixels, has its own."""
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 SHARES = [0.1, 0.25, 0.5, 0.75, 1.0]
 QUICK_SHARES = [0.25, 0.5, 1.0]
@@ -39,7 +40,7 @@ PLANS = {
     ("cuda", False): {
         "block": ["16x32", "32x16", "64x8", "64x56", "128x28", "256x14", "512x7"],
         "batch": [1, 64, 1024],
-        "network": ["resnet32", "resnet110"],
+        "network": ["resnet32", "resnet110", "resnet50"],
     },
 }
 
@@ -48,7 +49,10 @@ def bench(
     block: Annotated[
         list[str] | None, typer.Option(help="Blocks of channels x size of the maps, such as 64x56; repeated.")
     ] = None,
-    network: Annotated[list[str] | None, typer.Option(help="resnet32, resnet110 or none; repeated.")] = None,
+    network: Annotated[
+        list[str] | None,
+        typer.Option(help="resnet32, resnet110, resnet50 or none; repeated."),
+    ] = None,
     model: Annotated[
         list[str] | None, typer.Option(help="Checkpoints, which decide on test images; repeated.")
     ] = None,
@@ -95,6 +99,7 @@ def bench(
     title = f"{_name(place)}, {precision}"
     console = Console(stderr=True)
     if place.type == "cpu" and _busy():
+        title += ", while other programs ran"
         console.print("other programs keep this machine busy: what is measured now means little")
     with console.status("measuring"):
         for row in _measure(setting, blocks, networks, trained, batches, shares):
@@ -123,6 +128,10 @@ def _measure(
             one = BlockBench(setting, channels, size, batch)
             yield from (one.row(share) for share in shares)
         for units in networks:
+            if not units:
+                large = BottleneckBench(setting, batch)
+                yield from (large.row(share) for share in shares)
+                continue
             config = ResNetConfig(units=units)
             whole = NetworkBench(setting, config, torch.zeros(batch, 3, 32, 32))
             for share in shares:

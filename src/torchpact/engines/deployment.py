@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from torchpact.block import Ponder
-from torchpact.engines import compact, dense, gpu, native, sparse
+from torchpact.engines import compact, dense, gpu, native, onchip, sparse
 from torchpact.engines.folding import FoldedBlock, Runner, Unsupported, fold_norm
 from torchpact.engines.graphs import Graphed, Outputs, repeatable
 from torchpact.engines.report import Measurement, Report
@@ -34,11 +34,16 @@ ENGINES: dict[str, Callable[[FoldedBlock], Runner]] = {
 An engine makes a runner of a folded block, or raises :class:`Unsupported` with a line that says why not.
 """
 
-DEVICES = {"native": "cpu", "gpu": "cuda"}
+DEVICES = {"native": "cpu", "gpu": "cuda", "onchip": "cuda"}
 """Engines for one kind of device: on others they are not tried unless asked for."""
 
-NETWORK_ENGINES: dict[str, Callable[[ResNet, Sequence[FoldedBlock]], Callable[[Tensor], Outputs]]] = {}
-"""Engines that run a network as a whole, from checked images to logits and ponders; likewise."""
+NETWORK_ENGINES: dict[str, Callable[[ResNet, Sequence[FoldedBlock]], Callable[[Tensor], Outputs]]] = {
+    "onchip": onchip.build,
+}
+"""Engines that run a network as a whole, from checked images to logits and ponders; likewise.
+
+For images of a size that it cannot run, such a network raises :class:`Unsupported`, too.
+"""
 
 
 class BlockByBlock:
@@ -70,6 +75,20 @@ class BlockByBlock:
     def stem(self, images: Tensor) -> Tensor:
         """Return what the first block is given."""
         return F.conv2d(images.contiguous(memory_format=torch.channels_last), self._stem_weight, padding=1)
+
+
+class Whole:
+    """A network run by one engine, and block by block where images have a size that it does not know."""
+
+    def __init__(self, network: Callable[[Tensor], Outputs], in_turn: BlockByBlock) -> None:
+        self.network, self.in_turn = network, in_turn
+
+    def __call__(self, images: Tensor) -> Outputs:
+        """Return the logits of the classes, and what each adaptive block did."""
+        try:
+            return self.network(images)
+        except Unsupported:
+            return self.in_turn(images)
 
 
 class Deployed(nn.Module):
@@ -170,11 +189,14 @@ def deploy(
             u, _ = runners[best](u)
             chosen.append(_Choice(best, seconds, u.shape))
         _, ponders = in_turn(example)
-        wholes = {n: partial(NETWORK_ENGINES[n], net, blocks) for n in names if n in NETWORK_ENGINES}
+        wholes = {n: partial(_whole, n, net, blocks, example) for n in names if n in NETWORK_ENGINES}
         networks = _build(wholes, notes) | {"blocks": in_turn}
         total = _measured(networks | {"plain": plain}, example, generators)
         best = min(networks, key=total.__getitem__)
-        fast.network = _graphed(networks[best], example, generators, notes)
+        chosen_network = in_turn if best == "blocks" else Whole(networks[best], in_turn)
+        fast.network = _graphed(chosen_network, example, generators, notes)
+        if best != "blocks":
+            notes[f"{best} runs the network as a whole; by block is what it was compared with"] = None
     chosen.append(_Choice(best, total, None))
     fast.report = Report(len(example), _measurements(net, chosen, ponders, example), [*notes])
     _warn_if_soft(blocks, {choice.engine for choice in chosen})
@@ -198,6 +220,15 @@ def _names(engines: Iterable[str] | None, device: str) -> list[str]:
         if name not in known:
             raise ValueError(f"expected engines among {', '.join(known)}; got {name!r}")
     return names
+
+
+def _whole(
+    name: str, net: ResNet, blocks: Sequence[FoldedBlock], example: Tensor
+) -> Callable[[Tensor], Outputs]:
+    """Return a network by an engine that has shown to run the example."""
+    network = NETWORK_ENGINES[name](net, blocks)
+    network(example)
+    return network
 
 
 def _build(builders: Mapping[str, Callable[[], T]], notes: dict[str, None]) -> dict[str, T]:

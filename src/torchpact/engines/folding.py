@@ -40,32 +40,62 @@ class FoldedUnit(nn.Module):
     bias1: Tensor
     weight2: Tensor
 
-    def __init__(self, unit: ResidualUnit) -> None:
+    def __init__(self, unit: Any) -> None:
         super().__init__()
         scale, shift = fold_norm(unit.norm1)
         scale2, shift2 = fold_norm(unit.norm2)
-        first, second = unit.conv1.weight.detach(), unit.conv2.weight.detach()
-        for name, value in {
-            "scale": scale[:, None, None],
-            "shift": shift[:, None, None],
-            "weight1": first.double() * scale2[:, None, None, None],
-            "bias1": shift2,
-            "weight2": second,
-        }.items():
-            layout = torch.channels_last if value.dim() == 4 else torch.contiguous_format
-            self.register_buffer(name, value.to(first.dtype, memory_format=layout, copy=True))
+        self._hold(scale=scale[:, None, None], shift=shift[:, None, None], like=unit.conv1.weight)
+        self._hold(weight1=_scaled(unit.conv1, scale2), bias1=shift2, like=unit.conv1.weight)
+        self._hold(weight2=unit.conv2.weight.detach(), like=unit.conv1.weight)
         self.stride, self.padding, self.group = unit.stride, unit.padding, unit.group
+
+    def _hold(self, *, like: Tensor, **buffers: Tensor) -> None:
+        for name, value in buffers.items():
+            layout = torch.channels_last if value.dim() == 4 else torch.contiguous_format
+            self.register_buffer(name, value.to(like.dtype, memory_format=layout, copy=True))
+
+    @property
+    def convolutions(self) -> list[tuple[Tensor, Tensor | None]]:
+        """Weights and biases; the last has none, and no ReLU after it."""
+        return [(self.weight1, self.bias1), (self.weight2, None)]
 
     shortcut: Any = ResidualUnit.shortcut  # which looks at the stride and the padding only
 
     def forward(self, u: Tensor, gate: Tensor | None = None) -> Tensor:
         """Return u + f(u)·gate, in patches if the unit has a ``group``."""
         u = join_patches(u)
-        residual = torch.addcmul(self.shift, u, self.scale).relu_()
-        residual = F.conv2d(residual, self.weight1, self.bias1, self.stride, padding=1).relu_()
-        residual = F.conv2d(residual, self.weight2, padding=1)
+        residual = self._residual(torch.addcmul(self.shift, u, self.scale).relu_())
         u, residual = split_patches(self.shortcut(u), self.group), split_patches(residual, self.group)
         return residual.add_(u) if gate is None else torch.addcmul(u, residual, gate)
+
+    def _residual(self, x: Tensor) -> Tensor:
+        x = F.conv2d(x, self.weight1, self.bias1, self.stride, padding=1).relu_()
+        return F.conv2d(x, self.weight2, padding=1)
+
+
+class FoldedBottleneck(FoldedUnit):
+    """A unit of three convolutions, of which only the second, which has the stride, is 3×3; likewise."""
+
+    bias2: Tensor
+    weight3: Tensor
+
+    def __init__(self, unit: Any) -> None:
+        super().__init__(unit)
+        scale3, shift3 = fold_norm(unit.norm3)
+        self._hold(bias2=shift3, weight3=unit.conv3.weight.detach(), like=self.weight1)
+        self.weight2 = _scaled(unit.conv2, scale3).to(
+            self.weight1.dtype, memory_format=torch.channels_last, copy=True
+        )
+
+    @property
+    def convolutions(self) -> list[tuple[Tensor, Tensor | None]]:
+        """Weights and biases; the last has none, and no ReLU after it."""
+        return [(self.weight1, self.bias1), (self.weight2, self.bias2), (self.weight3, None)]
+
+    def _residual(self, x: Tensor) -> Tensor:
+        x = F.conv2d(x, self.weight1, self.bias1).relu_()
+        x = F.conv2d(x, self.weight2, self.bias2, self.stride, padding=1).relu_()
+        return F.conv2d(x, self.weight3)
 
 
 class FoldedBlock:
@@ -74,7 +104,9 @@ class FoldedBlock:
     def __init__(self, block: nn.Module, mode: Mode | None = None) -> None:
         adaptive: AdaptiveBlock | None = block if isinstance(block, AdaptiveBlock) else None
         steps: Any = block.steps  # plain blocks have them too
-        self.units = [FoldedUnit(unit) for unit in steps]
+        self.bottleneck = any(hasattr(unit, "conv3") for unit in steps)
+        fold = FoldedBottleneck if self.bottleneck else FoldedUnit
+        self.units = [fold(unit) for unit in steps]
         heads: Any = adaptive.halting if adaptive else ()
         self.heads: list[HaltingHead] = [deepcopy(head).eval() for head in heads]
         self.mode: Mode = mode or (adaptive.mode if adaptive else Thresholded())
@@ -88,6 +120,11 @@ class FoldedBlock:
     def weight(self) -> Tensor:
         """The first weight, by which to tell channels, device and precision."""
         return self.units[0].weight1
+
+    @property
+    def channels(self) -> int:
+        """How many channels its maps have."""
+        return self.units[0].convolutions[-1][0].size(0)
 
     def adaptive(self) -> AdaptiveBlock:
         """Return units and heads as a block."""
@@ -110,6 +147,11 @@ def fold_norm(norm: nn.BatchNorm2d) -> tuple[Tensor, Tensor]:
     return scale, bias.detach().double() - mean.double() * scale
 
 
+def _scaled(conv: nn.Conv2d, scale: Tensor) -> Tensor:
+    """The weights of a convolution with the scale of the batch norm after it, in double precision."""
+    return conv.weight.detach().double() * scale[:, None, None, None]
+
+
 def as_matrix(weight: Tensor) -> Tensor:
-    """Return the weights of a convolution as a matrix of (9 · inputs, outputs)."""
+    """Return the weights of a convolution as a matrix of (taps · inputs, outputs)."""
     return weight.permute(2, 3, 1, 0).reshape(-1, len(weight)).contiguous()

@@ -8,67 +8,36 @@ see gpu_kernels and gpu_lists.
 
 import importlib.util
 import math
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from torchpact.block import Ponder
 from torchpact.engines.folding import FoldedBlock, FoldedUnit, Runner, Unsupported, as_matrix
+from torchpact.engines.gpu_tiles import Tiles, fitting, tiles_for
 from torchpact.models.units import HaltingHead
 from torchpact.modes import Discrete, Thresholded
 from torchpact.relaxation import logistic_noise
 
-
-class Tiles(NamedTuple):
-    """How a convolution is cut up: pixels, outputs and inputs of a product, and how programs run."""
-
-    pixels: int
-    outputs: int
-    inputs: int
-    warps: int
-    stages: int
-    """Products whose inputs are loaded ahead, and the one at work."""
-    programs: int
-    """For every multiprocessor: enough to hide latency, few enough to start at once."""
-    splits: int = 1
-    """Programs that may share the inputs of a tile, where there are fewer tiles than programs."""
-
-
-TILES = {
-    16: (Tiles(128, 16, 16, 4, 4, 8), Tiles(128, 16, 16, 4, 4, 8)),
-    32: (Tiles(128, 32, 32, 4, 4, 6), Tiles(128, 32, 32, 4, 4, 6)),
-    64: (Tiles(128, 64, 64, 8, 3, 3), Tiles(128, 64, 64, 4, 3, 2)),
-    128: (Tiles(128, 128, 64, 4, 3, 4), Tiles(64, 128, 64, 4, 4, 4)),
-    256: (Tiles(64, 128, 64, 4, 4, 2, 4), Tiles(64, 128, 64, 4, 4, 2, 4)),
-}
-"""Of the first convolution of a unit and the second, by the largest power of two that divides the channels,
-or the last: within 8 % of the fastest of 20 to 60 settings at 25 % and 50 % active pixels on an H200, for 64
-to 256 channels (benchmarks/engines_gpu_tiles.py). For fewer channels they are not measured yet, nor splits."""
-
 SMALL = 256
-"""Pixels of a map up to which one program decides for all of an image. With 64 images of 14×14 two kernels
-took 21 µs for that, at most 7 of which were spent on memory; not measured yet in one."""
+"""Pixels of a map up to which one program decides for all of an image. With 64 images of 14×14 and 256
+channels two kernels took 21 µs, 13 to decide and 8 for lists; in one it is not measured yet."""
 
-
-def tiles_for(channels: int) -> tuple[Tiles, Tiles]:
-    """Return how to cut up convolutions of so many channels.
-
-    >>> tiles_for(48)[0].outputs, tiles_for(192)[0].outputs
-    (16, 64)
-    """
-    return TILES[min(channels & -channels, max(TILES))]
+SHARED_MEMORY = 64 * 1024
+"""Bytes that a program may have where the device does not tell."""
 
 
 def build(block: FoldedBlock) -> Runner:
     """Return a runner for a block with a decision for every pixel."""
-    device, channels, head = block.weight.device, block.weight.size(0), block.head
+    device, channels, head = block.weight.device, block.channels, block.head
     if head is None or head.conv is None or head.norm is not None or head.group > 1:
         raise Unsupported("gpu: expected a decision for every pixel, by heads without batch norm")
     if not isinstance(block.mode, Thresholded | Discrete):
         raise Unsupported(f"gpu: expected the mode thresholded or discrete, got {block.mode}")
-    if channels % 16:
-        raise Unsupported(f"gpu: expected channels in multiples of 16, got {channels}")
+    if channels % 16 or block.weight.size(0) % 16:
+        least = channels if channels % 16 else block.weight.size(0)
+        raise Unsupported(f"gpu: expected channels in multiples of 16, got {least}")
     if importlib.util.find_spec("triton") is None:
         raise Unsupported("gpu: expected the package triton to be installed")
     if device.type != "cuda":
@@ -97,16 +66,21 @@ class SparseGPUBlock:
         self.heads = [_Head(head) for head in block.heads[: len(self.units)]]
         same = self.first.stride == 1 and not self.first.padding
         self.own_first = _Unit(self.first) if own_first and same else None
-        channels = block.weight.size(0)
-        self.tiles = tiles or tiles_for(channels)
-        self.slice = min(channels & -channels, 64)
+        self.slice = min(block.channels & -block.channels, 64)
+        self.processors, room = 1, SHARED_MEMORY
+        if block.weight.device.type == "cuda":
+            device = torch.cuda.get_device_properties(block.weight.device)
+            self.processors = device.multi_processor_count
+            room = getattr(device, "shared_memory_per_block_optin", room)
+        self.tiles = [
+            fitting((tiles or tiles_for(weight.size(0)))[1 if index else 0], weight, room)
+            for index, (weight, _) in enumerate(block.units[-1].convolutions)
+        ]
+        self.widths = [weight.size(1) for weight, _ in block.units[-1].convolutions]
         # products of pixels with nine taps lie where a map is not in use
-        self.small = small if channels * block.weight.element_size() >= 64 else 0
+        self.small = small if block.weight.size(0) * block.weight.element_size() >= 64 else 0
         exact = block.weight.dtype == torch.float32 and not torch.backends.cudnn.allow_tf32
         self.precision = "ieee" if exact else "tf32"
-        self.processors = 1
-        if block.weight.device.type == "cuda":
-            self.processors = torch.cuda.get_device_properties(block.weight.device).multi_processor_count
 
     @torch.no_grad()
     def __call__(self, u: Tensor) -> tuple[Tensor, Ponder | None]:
@@ -118,8 +92,7 @@ class SparseGPUBlock:
             else:
                 run.decide(index, head)
                 run.prepare(index, unit)
-            run.convolve(unit, first=True)
-            run.convolve(unit, first=False)
+            run.residual(unit)
         return run.u.permute(0, 3, 1, 2), run.ponder()
 
     def noise(self, like: Tensor) -> Tensor:
@@ -140,10 +113,11 @@ class _Unit:
     """The weights of a unit as the kernels want them."""
 
     def __init__(self, unit: FoldedUnit) -> None:
-        self.weights = [as_matrix(unit.weight1), as_matrix(unit.weight2)]
-        self.scale, self.shift, self.bias1 = (
-            x.flatten().float().contiguous() for x in (unit.scale, unit.shift, unit.bias1)
-        )
+        self.scale, self.shift = (x.flatten().float().contiguous() for x in (unit.scale, unit.shift))
+        self.convolutions = [
+            (as_matrix(weight), None if bias is None else bias.float(), weight.size(2) * weight.size(3))
+            for weight, bias in unit.convolutions
+        ]
 
 
 class _Head:
@@ -151,9 +125,9 @@ class _Head:
 
     def __init__(self, head: HaltingHead) -> None:
         assert head.conv is not None
-        taps = head.conv.weight.detach()[0].flatten(1)
-        self.taps = torch.nn.functional.pad(taps, (0, 7)).contiguous()
+        taps, pooled = head.conv.weight.detach()[0].flatten(1), head.linear.weight.detach()
         self.weight = taps.t().float().flatten()
+        self.columns = F.pad(torch.cat([taps, pooled.t()], 1), (0, 6)).contiguous()
         self.pooled_weight, self.pooled_bias = (
             x.detach().float().flatten().contiguous() for x in (head.linear.weight, head.linear.bias)
         )
@@ -171,23 +145,30 @@ class _Run:
             self.u = block.first(u).permute(0, 2, 3, 1).contiguous()
         else:
             self.u = u.permute(0, 2, 3, 1).contiguous()
-        self.before, self.middle = torch.empty_like(self.u), torch.empty_like(self.u)
+        # what each convolution reads: the first the unit's activated input, others what came before them
+        self.maps = [self.u.new_empty(*self.u.shape[:3], width) for width in block.widths]
         shape, device = self.u.shape[:3], u.device
         self.pixels = shape.numel()
-        self.small = 0 < shape[1] * shape[2] <= block.small
+        self.small = self.pixels > 0 and shape[1] * shape[2] <= block.small
         self._make_notes(shape, device)
-        programs, sizes = zip(*(self._room(each) for each in block.tiles), strict=True)
+        programs, sizes = zip(*(self._room(*each) for each in self._cut()), strict=True)
         self.partial = torch.empty(max(sizes), device=device)
-        # all that starts from zero, in one; every count at an address alike: of pixels near active ones, and
-        # of active ones, then that of far ones, which small maps do without
+        # all that starts from zero, in one: for each unit how many pixels are active, near and far
         zeros = torch.zeros(len(block.units) * 4 + max(programs), dtype=torch.int32, device=device)
         self.counts = zeros[: len(block.units) * 4].view(-1, 4)
         self.arrivals = zeros[len(block.units) * 4 :]
+        # room for lists; small maps have none of far pixels. All at addresses alike, or else kernels would be
+        # compiled for unlike ones
+        shape_of_lists = (2 if self.small else 4, -(-self.pixels // 4) * 4)
+        self.room = torch.empty(shape_of_lists, dtype=torch.int32, device=device).unbind()
         self.lists: tuple[Tensor, ...] = (self.goes_on,) * 3  # not read: at first everyone is active
         self.lengths: tuple[Tensor, ...] = (self.goes_on,) * 3
-        if block.own_first is None:
+        self.sums = self.expected  # not read for small maps, whose pixels are added up with each decision
+        if not self.small and block.own_first is None:
             self.sums = self.u.sum((1, 2), dtype=torch.float32)
-        else:
+        elif not self.small:
+            self.sums = torch.zeros(self.u.size(0), self.u.size(3), device=device)
+        if block.own_first is not None:
             self._first_unit(block.own_first)
 
     def _make_notes(self, shape: torch.Size, device: torch.device) -> None:
@@ -202,12 +183,10 @@ class _Run:
         tile, given = 64, self.u
         channels = given.size(3)
         self.kernels.activate[(max(1, -(-self.pixels // tile)),)](
-            given, unit.scale, unit.shift, self.before, self.pixels, C=channels, P=tile, K=self.block.slice
+            given, unit.scale, unit.shift, self.maps[0], self.pixels, C=channels, P=tile, K=self.block.slice
         )
-        self.sums = torch.zeros(len(given), channels, device=given.device)
         self.u = torch.empty_like(given)
-        self.convolve(unit, first=True, everywhere=True, old=given)
-        self.convolve(unit, first=False, everywhere=True, old=given)
+        self.residual(unit, given)
 
     def _noted(self, index: int) -> tuple[object, ...]:
         """What decisions are added to."""
@@ -219,14 +198,13 @@ class _Run:
     def advance(self, index: int, head: _Head, unit: _Unit) -> None:
         """Decide and prepare at once."""
         block, (images, height, width, channels) = self.block, self.u.shape
-        near, active = (torch.empty(self.pixels, dtype=torch.int32, device=self.u.device) for _ in range(2))
-        self.lists, counts = (near, near, active), self.counts[index]
-        self.lengths = (counts[1], counts[1], counts[0])
+        counts, (near, active) = self.counts[index], self.room
+        self.lists, self.lengths = (near, near, active), (counts[1], counts[1], counts[0])
         tile = max(16, 1 << (height * width - 1).bit_length())
         self.deciding.advance[(images,)](
-            self.u, head.taps, self.middle.view(torch.float32), self.sums, head.pooled_weight,
-            head.pooled_bias, block.noise(self.survival), *self._noted(index), unit.scale, unit.shift,
-            self.before, near, active, counts[:2].view(torch.int64), self.pixels, height, width,
+            self.u, head.columns, self.maps[1].view(torch.float32), head.pooled_bias,
+            block.noise(self.survival), *self._noted(index), unit.scale, unit.shift, self.maps[0],
+            near, active, counts[:2].view(torch.int64), self.pixels, height, width,
             C=channels, P=min(tile, 256), K=min(block.slice, 32), ALL=index == 0,
             SAMPLES=isinstance(block.mode, Discrete), num_warps=8,
         )  # fmt: skip
@@ -245,39 +223,46 @@ class _Run:
         """Filter the lists, and make what the first convolution of a unit looks at."""
         _, height, width, channels = self.u.shape
         old, old_length = self.lists[0], self.lengths[0]
-        far, near, active = (
-            torch.empty(self.pixels, dtype=torch.int32, device=self.u.device) for _ in range(3)
-        )
-        counts = self.counts[index]
+        near, active, *fars = self.room
+        far, counts = fars[index % 2], self.counts[index]  # the one that is not read
         self.lists, self.lengths = (far, near, active), (counts[2], counts[1], counts[0])
         tile = 128
         self.deciding.prepare[self._grid(tile, 8)](
-            self.u, unit.scale, unit.shift, self.before, self.goes_on, old, old_length, self.pixels,
+            self.u, unit.scale, unit.shift, self.maps[0], self.goes_on, old, old_length, self.pixels,
             far, self.lengths[0], near, self.lengths[1], active, self.lengths[2], height, width,
             C=channels, P=tile, K=min(self.block.slice, 32), ALL=index == 0,
         )  # fmt: skip
 
-    def convolve(
-        self, unit: _Unit, *, first: bool, everywhere: bool = False, old: Tensor | None = None
-    ) -> None:
-        """Run the first convolution of a unit near active pixels, or the second at these."""
-        _, height, width, channels = self.u.shape
-        x, y = (self.before, self.middle) if first else (self.middle, self.u)
-        which, tiles = (1 if first else 2), self.block.tiles[0 if first else 1]
-        self.kernels.convolve[self._programs(tiles)](
-            x, unit.weights[0 if first else 1], unit.bias1, y, self.u if old is None else old, self.sums,
-            self.partial, self.arrivals, self.lists[which], self.lengths[which], self.pixels, height, width,
-            C=channels, D=channels, TAPS=9, P=tiles.pixels, N=tiles.outputs, K=tiles.inputs, ALL=everywhere,
-            LAST=not first, SPLITS=tiles.splits, PRECISION=self.block.precision,
-            num_warps=tiles.warps, num_stages=tiles.stages,
-        )  # fmt: skip
+    def residual(self, unit: _Unit, everywhere: Tensor | None = None) -> None:
+        """Run the convolutions of a unit: the first near active pixels, others at these.
 
-    def _programs(self, tiles: Tiles) -> tuple[int, int]:
-        return self._grid(tiles.pixels, tiles.programs, self.u.size(3) // tiles.outputs, tiles.splits)
+        If a map is given they run ``everywhere``, and are added to that.
+        """
+        _, height, width, _ = self.u.shape
+        last = len(unit.convolutions) - 1
+        old, outputs = self.u if everywhere is None else everywhere, [*self.maps[1:], self.u]
+        for index, (weight, bias, taps) in enumerate(unit.convolutions):
+            tiles, which = self.block.tiles[index], 2 if index else 1
+            self.kernels.convolve[self._programs(tiles, weight.size(1))](
+                self.maps[index], weight, unit.scale if bias is None else bias, outputs[index], old,
+                self.sums, self.partial, self.arrivals, self.lists[which], self.lengths[which], self.pixels,
+                height, width,
+                C=self.maps[index].size(3), D=weight.size(1), TAPS=taps,
+                P=tiles.pixels, N=tiles.outputs, K=tiles.inputs,
+                ALL=everywhere is not None, LAST=index == last, SUMS=not self.small, SPLITS=tiles.splits,
+                PRECISION=self.block.precision, num_warps=tiles.warps, num_stages=tiles.stages,
+            )  # fmt: skip
 
-    def _room(self, tiles: Tiles) -> tuple[int, int]:
+    def _cut(self) -> list[tuple[Tiles, int]]:
+        """Return the tiles and the outputs of each convolution."""
+        return [*zip(self.block.tiles, [*self.block.widths[1:], self.u.size(3)], strict=True)]
+
+    def _programs(self, tiles: Tiles, outputs: int) -> tuple[int, int]:
+        return self._grid(tiles.pixels, tiles.programs, outputs // tiles.outputs, tiles.splits)
+
+    def _room(self, tiles: Tiles, outputs: int) -> tuple[int, int]:
         """How many programs a convolution has, and the sums that they leave for each other."""
-        programs = math.prod(self._programs(tiles))
+        programs = math.prod(self._programs(tiles, outputs))
         return programs, programs * tiles.pixels * tiles.outputs if tiles.splits > 1 else 0
 
     def _grid(self, tile: int, programs: int, parts: int = 1, splits: int = 1) -> tuple[int, int]:

@@ -5,9 +5,9 @@ How long a list is only the device knows: programs take tiles of it in turns unt
 to wait for the host. Tiles are of ``P`` pixels; ``N`` outputs and ``K`` inputs of a convolution at a time.
 With ``ALL`` the list is that of all pixels, and not read.
 
-Two things that GPUs since Hopper offer did not pay on an H200, with blocks of 64 to 256 channels at 25 % and
-50 %: kernels that are started before the last one is done made them up to 8 % slower, and loading weights in
-bulk (TMA) by -2 % to 5 %.
+Two things that GPUs since Hopper offer did not pay on an H200, in blocks of 64 to 256 channels with 25 % and
+50 % of their pixels active: kernels that are started before the last one is done made these 0 to 8 % slower,
+weights that are loaded in bulk (TMA) −1 to 5 %.
 """
 
 import triton
@@ -66,12 +66,13 @@ def raise_rows(  # type: ignore[no-untyped-def]
 def convolve(  # type: ignore[no-untyped-def]
     x, weight, bias, y, old, sums, partial, arrivals, places, count, pixels, height, width,
     C: tl.constexpr, D: tl.constexpr, TAPS: tl.constexpr, P: tl.constexpr, N: tl.constexpr, K: tl.constexpr,
-    ALL: tl.constexpr, LAST: tl.constexpr, SPLITS: tl.constexpr, PRECISION: tl.constexpr,
+    ALL: tl.constexpr, LAST: tl.constexpr, SUMS: tl.constexpr, SPLITS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """A convolution of C channels to D, 3×3 or 1×1, at the listed pixels, and what comes after it.
 
     Its result is relu(· + bias), unless it is the ``LAST`` one of a unit. That leaves ``old`` and its result
-    in ``y`` and adds what is new to ``sums``, which has a row for every image: with ``ALL`` everything.
+    in ``y`` and, with ``SUMS``, adds what is new to ``sums``, which has a row for every image; with ``ALL``
+    that is everything.
 
     A short list has fewer tiles than programs run at once. Then up to ``SPLITS`` programs share the inputs of
     a tile: each leaves its sums in ``partial``, and the one that comes last, by ``arrivals``, adds them up,
@@ -122,9 +123,10 @@ def convolve(  # type: ignore[no-untyped-def]
                 before = tl.load(old + target, mask=there[:, None], other=0.0).to(tl.float32)
                 after = (before + result).to(y.dtype.element_ty)
                 tl.store(y + target, after, mask=there[:, None])
-                image = tl.where(there, pixel // (height * width), -1)
-                added = after.to(tl.float32) if ALL else after.to(tl.float32) - before
-                _add_by_image(sums, added, image, n, D)
+                if SUMS:
+                    image = tl.where(there, pixel // (height * width), -1)
+                    added = after.to(tl.float32) if ALL else after.to(tl.float32) - before
+                    _add_by_image(sums, added, image, n, D)
             else:
                 result = relu(result + tl.load(bias + n)[None, :])
                 tl.store(y + target, result.to(y.dtype.element_ty), mask=there[:, None])

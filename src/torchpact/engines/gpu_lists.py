@@ -146,25 +146,32 @@ def _append(places, start, pixel, chosen):  # type: ignore[no-untyped-def]
 
 @triton.jit(do_not_specialize=["pixels", "iteration"])  # type: ignore[untyped-decorator]
 def advance(  # type: ignore[no-untyped-def]
-    u, taps, products, sums, pooled_weight, pooled_bias, noise,
+    u, weight, products, pooled_bias, noise,
     goes_on, steps, cost, probs, survival, expected, log_q, iteration, last, bound,
     scale, shift, before, near_list, active_list, counts, pixels, height, width,
     C: tl.constexpr, P: tl.constexpr, K: tl.constexpr, ALL: tl.constexpr, SAMPLES: tl.constexpr,
 ):  # fmt: skip
     """Decide and prepare at once, by a program for each image, whose threads wait for each other.
 
-    The head's convolution comes in two parts: ``products`` of pixels with each of the ``taps``, which are a
-    matrix of (C, 16), then for a pixel their sum. ``counts`` has the active ones in its lower half.
+    ``weight`` is a matrix of (C, 16): the nine taps of the head's convolution, then what the mean of the
+    image is multiplied by. A logit is a sum of ``products`` of pixels with these. ``counts`` has that of
+    active pixels in its lower half, that of near ones in its upper.
     """
     image = tl.program_id(0)
     size = height * width
+    if not ALL:
+        alive = tl.zeros((P,), tl.uint8)
+        for start in range(0, size, P):
+            pixel, there = _of_image(image, start, size, P)
+            alive |= tl.load(goes_on + pixel, mask=there, other=0)
+        if tl.max(alive, 0) == 0:
+            return
+    total = tl.zeros((16,), tl.float32)
     for start in range(0, size, P):
         pixel, there = _of_image(image, start, size, P)
-        if not ALL:
-            there = _any_neighbour(goes_on, pixel, there, height, width)
-        _project(u, taps, products, pixel, there, C, P, K)
+        total += _project(u, weight, products, pixel, there, C, P, K)
+    pooled = tl.sum(tl.where(tl.arange(0, 16) == 9, total, 0.0), 0) / size + tl.load(pooled_bias)
     tl.debug_barrier()
-    pooled = _pooled(sums + image * C, pooled_weight, C, K) / size + tl.load(pooled_bias)
     for start in range(0, size, P):
         pixel, there = _of_image(image, start, size, P)
         if not ALL:
@@ -195,27 +202,17 @@ def _of_image(image, start, size, P: tl.constexpr):  # type: ignore[no-untyped-d
     return image * size + at, at < size
 
 
-@triton.jit
-def _any_neighbour(goes_on, pixel, there, height, width):  # type: ignore[no-untyped-def]
-    """Whether any of the 3×3 neighbours of a pixel goes on."""
-    inside = neighbours(pixel, there, height, width)
-    found = there & False
-    for tap in tl.static_range(9):
-        at = goes_on + pixel + (tap // 3 - 1) * width + tap % 3 - 1
-        found = found | (tl.load(at, mask=((inside >> tap) & 1) != 0, other=0) != 0)
-    return found
-
-
 @triton.jit  # type: ignore[untyped-decorator]
 def _project(  # type: ignore[no-untyped-def]
-    u, taps, products, pixel, there, C: tl.constexpr, P: tl.constexpr, K: tl.constexpr
+    u, weight, products, pixel, there, C: tl.constexpr, P: tl.constexpr, K: tl.constexpr
 ):
-    """Leave the products of pixels with each of the taps."""
+    """Leave the products of pixels with each column of weights, and return their sums."""
     k, t = tl.arange(0, K), tl.arange(0, 16)
     row = pixel.to(tl.int64)[:, None]
     result = tl.zeros((P, 16), tl.float32)
     for part in range(0, C, K):
         inputs = tl.load(u + row * C + part + k[None, :], mask=there[:, None], other=0.0)
-        weights = tl.load(taps + (part + k[:, None]) * 16 + t[None, :])
+        weights = tl.load(weight + (part + k[:, None]) * 16 + t[None, :])
         result = tl.dot(inputs, weights, result, input_precision="ieee")
     tl.store(products + row * 16 + t[None, :], result, mask=there[:, None])
+    return tl.sum(result, 0)
