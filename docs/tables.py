@@ -22,9 +22,9 @@ from torchpact._files import write_whole
 from torchpact.experiments import EXPERIMENTS, SCALES, Archive, claims, rnn_tables, summary
 from torchpact.experiments.rnn_figures import Point
 from torchpact.experiments.rnn_runs import SequenceRun
-from torchpact.model_card import title
 from torchpact.models import zoo
 from torchpact.training import TrainConfig
+from torchpact.training.titles import title
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]

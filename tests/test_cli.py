@@ -109,6 +109,7 @@ def test_demo_leaves_runs_maps_and_a_report(monkeypatch, capsys, tmp_path):
     found = json.loads(capsys.readouterr().out)
     assert set(found["results"]) == {"plain", "relaxed", "discrete", "thresholded"}
     assert found["results"]["plain"]["accuracy"] > 0.85
+    assert 0 < found["times"]["plain"] < found["seconds"]
     assert (tmp_path / "report.html").stat().st_size > 100_000
     assert (tmp_path / "maps.png").exists()
     trained, _ = load_model(tmp_path / "adaptive" / "last.safetensors")
@@ -116,6 +117,10 @@ def test_demo_leaves_runs_maps_and_a_report(monkeypatch, capsys, tmp_path):
     again = tmp_path / "again.html"
     assert run(monkeypatch, "report", str(tmp_path / "adaptive"), "--no-timing", "-o", str(again)) == 0
     assert again.exists()
+    for name in ("plain", "adaptive"):
+        add = ("zoo", "add", str(tmp_path / name), "--name", "a", "--into", str(tmp_path), "--data", "sample")
+        assert run(monkeypatch, *add) == 2
+        assert "got one that torchpact train did not make\n" in capsys.readouterr().err
 
 
 def test_module_runs_as_a_program():

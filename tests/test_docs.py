@@ -7,6 +7,9 @@ import sys
 from pathlib import Path
 
 import pytest
+import typer
+
+from torchpact import cli
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -53,6 +56,13 @@ def test_the_paper_map_lists_every_equation_and_algorithm_once():
             algorithms += found
     assert equations == list(range(1, 31))
     assert algorithms == [1, 2, 3, 4]
+
+
+def test_the_readme_lists_every_command():
+    text = (ROOT / "README.md").read_text()
+    table = text.partition("## The command line")[2].partition("\n## ")[0]
+    for name in typer.main.get_command(cli.app).commands:  # type: ignore[attr-defined]
+        assert re.search(rf"`(torchpact )?{name}\b", table), name
 
 
 def test_tables_and_figures_are_those_of_the_results():

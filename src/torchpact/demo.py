@@ -1,4 +1,4 @@
-"""A trained network made adaptive in a minute: what ``torchpact demo`` does, short enough to copy.
+"""A trained network made adaptive in minutes: what ``torchpact demo`` does, short enough to copy.
 
 The plain network is the teacher. Its adaptive copy has fresh halting heads, and learns two things at once on
 a small sample of images: to give the teacher's answers, and not to pay for what it can do without. In the

@@ -1,13 +1,14 @@
 """The card of a pretrained network, as Markdown; its head is what the Hugging Face hub reads."""
 
 import textwrap
+from dataclasses import replace
 from typing import Any
 
-from torchpact.experiments.plotting import title_of
 from torchpact.flops import max_flops
 from torchpact.models import ResNetConfig, build
 from torchpact.models.zoo import Entry
 from torchpact.training import TrainConfig
+from torchpact.training.titles import title
 
 _HEAD = """\
 ---
@@ -54,14 +55,13 @@ def markdown(entry: Entry) -> str:
     return "\n\n".join(sections) + "\n"
 
 
-def title(config: TrainConfig) -> str:
-    """What a network for images is, in a few words.
+def plain_flops(config: ResNetConfig) -> int:
+    """FLOPs an image of the network that is the same but for deciding nothing.
 
-    >>> title(TrainConfig(tau=0.01))
-    'ResNet-32, PSACT, τ = 0.01'
+    >>> plain_flops(ResNetConfig(units=5))
+    137725184
     """
-    kind = "plain" if config.method == "plain" else title_of(config)
-    return f"ResNet-{config.network.layers}, {kind}"
+    return max_flops(build(replace(config, adaptive=False)))
 
 
 def _what(config: TrainConfig) -> str:
@@ -80,9 +80,7 @@ def _call(entry: Entry) -> str:
 
 
 def _results(entry: Entry) -> str:
-    plain = max_flops(
-        build(ResNetConfig(units=entry.network.units, width=entry.network.width, adaptive=False))
-    )
+    plain = plain_flops(entry.network)
     lines = ["| mode | accuracy | nll | MFLOPs an image | of the plain network | units by block |"]
     lines.append("| --- | --- | --- | --- | --- | --- |")
     for mode, m in entry.card["results"].items():
@@ -99,8 +97,9 @@ def _recipe(config: TrainConfig, card: dict[str, Any]) -> str:
         "relaxed": "the MAP objective in relaxed mode",
         "reinforce": "the MAP objective by REINFORCE",
         "act": "cross-entropy and ACT's ponder cost",
+        "random": "cross-entropy, with decisions drawn by lot",
     }[config.method]
-    price = "" if config.method == "plain" else f", τ = {config.tau:g}"
+    price = "" if config.method in ("plain", "random") else f", τ = {config.tau:g}"
     ramp = f" ramped in over {config.tau_ramp:.0%} of training" if config.tau_ramp and price else ""
     rate = (
         "as a cosine"

@@ -15,7 +15,6 @@ from torchpact.data import Images
 from torchpact.model_card import markdown
 from torchpact.models import ResNet, build, zoo
 from torchpact.models.zoo import Entry
-from torchpact.training import TrainConfig
 from torchpact.training.checkpoint import load_model, save_checkpoint
 from torchpact.training.evaluate import evaluate_modes
 from torchpact.training.run_files import RunFiles
@@ -32,6 +31,7 @@ def add_entry(run: Path, name: str, test: Images, folder: Path = zoo.FOLDER) -> 
     One of the same name is replaced. Matrices and filters are stored in half precision, unless accuracy
     changes by more than 0.05 points in any mode; norms and biases, which are few, stay as they are.
     """
+    _check_name(name)
     files = RunFiles(run)
     record = _finished(files)
     model, config = load_model(files.last)
@@ -43,7 +43,7 @@ def add_entry(run: Path, name: str, test: Images, folder: Path = zoo.FOLDER) -> 
     if not half:
         small, results, change = model, full, dict.fromkeys(full, 0.0)
     card = {
-        "results": results,
+        "results": zoo.in_order(results),
         "stored_in_half": half,
         "change_of_accuracy": change,
         "warm_start": record.get("warm_start") is not None,
@@ -56,28 +56,45 @@ def add_entry(run: Path, name: str, test: Images, folder: Path = zoo.FOLDER) -> 
             "python": platform.python_version(),
         },
     }
+    # how a run looked at itself is no part of what the network is
+    kept = replace(config, variance_samples=0).to_dict()
+    path = folder / f"resnet{config.network.layers}-{name}.safetensors"
+    said = markdown(Entry(path.stem, path, kept, card))  # so that what has no card leaves no file
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"resnet{config.network.layers}-{_check_name(name)}.safetensors"
-    _write(path, small, config, card, half)
-    entry = zoo.read(path)
-    write_whole(path.with_suffix(".md"), markdown(entry).encode())
-    return entry
+    _write(path, small, {"config": kept, "card": card}, half)
+    write_whole(path.with_suffix(".md"), said.encode())
+    return zoo.read(path)
 
 
 def _finished(files: RunFiles) -> dict[str, Any]:
     if not files.run.is_file():
         raise ValueError(f"{files.folder}: expected the folder of a run, got one without run.json")
-    record: dict[str, Any] = json.loads(files.run.read_text())
-    if record["status"] != "finished" or "task" in record["config"]:
-        kind = "for sequences" if "task" in record["config"] else f"that is {record['status']}"
+    try:
+        record: dict[str, Any] = json.loads(files.run.read_text())
+        kind = _unfit(record, record["config"])
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"{files.run}: expected what torchpact train writes, got {error!r}") from None
+    if kind:
         raise ValueError(f"{files.folder}: expected a finished run on images, got one {kind}")
     return record
 
 
-def _check_name(name: str) -> str:
+def _unfit(record: dict[str, Any], config: dict[str, Any]) -> str:
+    """Why no network of such a run belongs in the zoo, if so."""
+    if "task" in config:
+        return "for sequences"
+    if record["status"] != "finished":
+        return f"that is {record['status']}"
+    if config["method"] == "random":
+        return "whose decisions are drawn by lot"
+    if "versions" not in record or "training_seconds" not in record:  # as those of the demo
+        return "that torchpact train did not make"
+    return ""
+
+
+def _check_name(name: str) -> None:
     if not name or not all(c.isalnum() or c in "-._" for c in name):
         raise ValueError(f"expected a name of letters, digits, '-', '.' and '_'; got {name!r}")
-    return name
 
 
 def _halved(model: ResNet) -> ResNet:
@@ -92,11 +109,9 @@ def _stored(model: ResNet, half: bool) -> dict[str, Tensor]:
     return {k: v.half() if half and v.dim() > 1 else v for k, v in weights.items()}
 
 
-def _write(path: Path, model: ResNet, config: TrainConfig, card: dict[str, Any], half: bool) -> None:
+def _write(path: Path, model: ResNet, info: dict[str, Any], half: bool) -> None:
     tensors = {f"model.{k}": v for k, v in _stored(model, half).items()}
     size = sum(v.numel() * v.element_size() for v in tensors.values())
     if size > MOST_BYTES:
         raise ValueError(f"{path.stem}: expected weights of at most {MOST_BYTES:,} bytes, got {size:,}")
-    # how a run looked at itself is no part of what the network is
-    kept = replace(config, variance_samples=0)
-    save_checkpoint(path, tensors, {"config": kept.to_dict(), "card": card})
+    save_checkpoint(path, tensors, info)

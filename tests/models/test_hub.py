@@ -5,6 +5,7 @@ import json
 import pytest
 import torch
 
+import torchpact as tp
 from tests.viz.networks import network
 
 hub = pytest.importorskip("torchpact.models.hub", reason="needs huggingface_hub", exc_type=ImportError)
@@ -29,3 +30,52 @@ def test_a_plain_network_needs_no_mode(tmp_path):
     again = hub.HubResNet.from_pretrained(tmp_path)
     assert again.config == model.config
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), again.parameters(), strict=True))
+
+
+@pytest.mark.parametrize(
+    "mode", [tp.Thresholded(0.8), tp.Relaxed(0.3, 0.05), tp.ACT(0.2), tp.Discrete()], ids=str
+)
+def test_a_mode_comes_back_with_its_settings(tmp_path, mode):
+    hub.HubResNet.of(network(mode, units=2)).save_pretrained(tmp_path)
+    again = hub.HubResNet.from_pretrained(tmp_path)
+    assert [block.mode for block in again.blocks] == [mode] * 3
+
+
+def test_the_mode_kept_is_the_one_the_network_is_in_when_saved(tmp_path):
+    model = hub.HubResNet.of(network("relaxed", units=2))
+    tp.use_mode(model, tp.Thresholded(0.7))
+    model.save_pretrained(tmp_path)
+    assert hub.HubResNet.from_pretrained(tmp_path).blocks[0].mode == tp.Thresholded(0.7)
+
+
+def test_modes_that_cannot_be_kept_are_refused():
+    class Own(tp.Thresholded):
+        pass
+
+    with pytest.raises(ValueError, match=r"expected a mode among relaxed, .*; got .*Own"):
+        hub.HubResNet.of(network(Own(), units=2))
+    mixed = network("thresholded", units=2)
+    tp.use_mode(mixed.blocks[1], "discrete")
+    with pytest.raises(ValueError, match=r"expected all blocks to be in one mode, got Thresholded.*Discrete"):
+        hub.HubResNet.of(mixed)
+    with pytest.raises(ValueError, match=r"expected a mode among .*; got 'eager'"):
+        hub.HubResNet(mode="eager")
+
+
+def test_a_repository_without_safetensors_is_refused_and_nothing_unpickled(monkeypatch, tmp_path):
+    huggingface_hub = pytest.importorskip("huggingface_hub")
+    from huggingface_hub import hub_mixin
+
+    def download(repo_id, filename, **_):
+        if filename != "pytorch_model.bin":
+            raise huggingface_hub.errors.EntryNotFoundError(filename)
+        return str(tmp_path / filename)  # which is not there: reading it would be another error
+
+    monkeypatch.setattr(hub_mixin, "hf_hub_download", download)
+    with pytest.raises(
+        ValueError, match=r"expected weights as model.safetensors, got pytorch_model.bin alone"
+    ):
+        hub.HubResNet._from_pretrained(
+            model_id="somebody/network", revision=None, cache_dir=None, force_download=False,
+            local_files_only=False, token=None, units=2,
+        )  # fmt: skip

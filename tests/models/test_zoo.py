@@ -5,15 +5,18 @@ import json
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 import torchpact as tp
 from tests.training.small import config, images
 from torchpact import publishing
+from torchpact.commands.common import network_file
 from torchpact.data import load_sample, standardize
-from torchpact.model_card import markdown
-from torchpact.models import zoo
+from torchpact.flops import max_flops
+from torchpact.model_card import markdown, plain_flops
+from torchpact.models import ResNetConfig, build, zoo
 from torchpact.training import Trainer
-from torchpact.training.checkpoint import load_model
+from torchpact.training.checkpoint import CheckpointError, load_model, save_checkpoint
 from torchpact.training.evaluate import evaluate, evaluate_modes
 
 ENTRIES = {entry.name: entry for entry in zoo.entries()}
@@ -121,6 +124,113 @@ def test_what_cannot_be_an_entry_is_refused(run, tmp_path, monkeypatch):
     with pytest.raises(ValueError, match="expected a finished run on images, got one that is started"):
         publishing.add_entry(tmp_path, "a", test, tmp_path)
     assert not list(tmp_path.glob("*.safetensors"))
+
+
+def no_evaluation(*_):
+    raise AssertionError("evaluated before it was refused")
+
+
+def test_a_bad_name_is_refused_before_anything_is_evaluated(run, tmp_path, monkeypatch):
+    monkeypatch.setattr(publishing, "evaluate_modes", no_evaluation)
+    with pytest.raises(ValueError, match="expected a name of letters"):
+        publishing.add_entry(run, "../a", images("test", 32), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("record", "message"),
+    [
+        ({"config": config("random").to_dict()}, "got one whose decisions are drawn by lot"),
+        ({"config": config("relaxed").to_dict(), "demo": True}, "got one that torchpact train did not make"),
+        (
+            {"config": config("plain").to_dict(), "pretrained": "a"},
+            "got one that torchpact train did not make",
+        ),
+        ({}, "expected what torchpact train writes, got KeyError"),
+        ({"config": []}, "expected what torchpact train writes, got TypeError"),
+    ],
+)
+def test_runs_that_are_no_trained_networks_are_refused_first(tmp_path, monkeypatch, record, message):
+    monkeypatch.setattr(publishing, "evaluate_modes", no_evaluation)
+    (tmp_path / "run.json").write_text(json.dumps({"status": "finished"} | record))
+    with pytest.raises(ValueError, match=message):
+        publishing.add_entry(tmp_path, "a", images("test", 32), tmp_path)
+
+
+def test_what_has_no_card_leaves_no_file(run, tmp_path, monkeypatch):
+    def no_card(_):
+        raise KeyError("no card")
+
+    monkeypatch.setattr(publishing, "markdown", no_card)
+    with pytest.raises(KeyError):
+        publishing.add_entry(run, "a", images("test", 32), tmp_path / "zoo")
+    assert not list(tmp_path.rglob("*.*"))
+
+
+def test_a_card_is_that_of_the_entry_as_it_is_read_back(run, tmp_path):
+    entry = publishing.add_entry(run, "small", images("test", 32), tmp_path)
+    assert entry.path.with_suffix(".md").read_text() == markdown(entry)
+
+
+def test_entries_of_unforeseen_methods_come_last(tmp_path):
+    network = {"units": 2}
+    for name, method in (("resnet14-a", "dreaming"), ("resnet14-b", "act"), ("resnet14-c", "relaxed")):
+        info = {"config": {"method": method, "tau": 0.1, "network": network}, "card": {"results": {}}}
+        save_checkpoint(tmp_path / f"{name}.safetensors", {"model.a": torch.ones(1)}, info)
+    assert [entry.name for entry in zoo.entries(tmp_path)] == ["resnet14-c", "resnet14-b", "resnet14-a"]
+
+
+@pytest.mark.parametrize("kind", ["damaged", "foreign", "cardless"])
+def test_a_file_that_is_no_entry_is_told_in_one_line(tmp_path, kind):
+    path = tmp_path / "other.safetensors"
+    if kind == "damaged":
+        path.write_bytes(b"no such thing")
+    elif kind == "foreign":
+        save_file({"weight": torch.ones(2)}, path)
+    else:
+        save_checkpoint(path, {"weight": torch.ones(2)}, {"config": {}})
+    with pytest.raises(
+        ValueError, match=r"other\.safetensors: expected a network as torchpact zoo add"
+    ) as told:
+        zoo.entries(tmp_path)
+    assert "\n" not in str(told.value)
+
+
+def test_the_zoo_is_asked_only_for_names_that_are_no_files(tmp_path, monkeypatch):
+    def broken():
+        raise ValueError("a damaged zoo")
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(zoo, "entries", broken)
+    file = tmp_path / "last.safetensors"
+    file.touch()
+    assert network_file(str(file)) == file
+    assert network_file(tmp_path) == file
+    with pytest.raises(ValueError, match="a damaged zoo"):
+        network_file("resnet32-plain")
+
+
+def test_a_folder_without_a_checkpoint_does_not_hide_a_name_of_the_zoo(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "resnet32-plain").mkdir()
+    (tmp_path / "resnet32-plain" / "model.safetensors").touch()  # as save_pretrained leaves it
+    assert network_file("resnet32-plain") == ENTRIES["resnet32-plain"].path
+    (tmp_path / "other").mkdir()
+    with pytest.raises(CheckpointError, match="expected a checkpoint, got a folder without one"):
+        network_file("other")
+
+
+def test_the_plain_network_is_alike_in_all_but_deciding():
+    network = ResNetConfig(units=2, width=2, classes=100, image_size=16, group=2)
+    plain = build(ResNetConfig(units=2, width=2, classes=100, image_size=16, adaptive=False))
+    assert plain_flops(network) == max_flops(plain) == max_flops(plain, (16, 16))
+    entry = ENTRIES["resnet32-tau0.01"]
+    small = dataclasses.replace(
+        entry, config=entry.config | {"network": entry.config["network"] | {"image_size": 16}}
+    )
+    shares = [int(row.split(" | ")[4][:-1]) for row in markdown(small).splitlines() if "±" in row]
+    said = [m["flops"] for m in entry.card["results"].values()]
+    assert shares == [round(100 * flops / plain_flops(small.network)) for flops in said]
+    assert min(shares) > 300  # they are of four times as many pixels
 
 
 def test_a_card_says_how_a_network_was_trained():

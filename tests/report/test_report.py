@@ -15,9 +15,9 @@ from torchpact import cli
 from torchpact.block import use_mode
 from torchpact.data import load_sample
 from torchpact.flops import count_flops
-from torchpact.report import gallery, measure, read_run
+from torchpact.report import gallery, measure, read_run, write_page
 from torchpact.report.page import embedded
-from torchpact.training import Trainer
+from torchpact.training import Trainer, sequence_preset
 from torchpact.training.inputs import as_input
 
 
@@ -129,6 +129,80 @@ def test_a_folder_that_is_no_run_is_told_in_one_line(tmp_path, monkeypatch, caps
     assert capsys.readouterr().err.count("\n") == 1
 
 
+@pytest.mark.parametrize(
+    "record",
+    [
+        {"config": {"method": "relaxed"}},
+        {"config": []},
+        {"config": config("relaxed").to_dict() | {"tau": "cheap"}},
+        {"config": config("relaxed").to_dict() | {"network": {"depth": 3}}},
+        {"config": config("relaxed").to_dict(), "results": {"relaxed": 3}},
+        {"config": config("relaxed").to_dict(), "results": [1]},
+        {"config": config("relaxed").to_dict(), "iteration": "many"},
+        {"config": {"task": "parity"}},
+    ],
+)
+def test_a_damaged_record_is_told_in_one_line(tmp_path, record):
+    (tmp_path / "run.json").write_text(json.dumps({"status": "finished"} | record))
+    with pytest.raises(ValueError, match=r"run\.json: expected what torchpact train writes, got") as told:
+        read_run(tmp_path)
+    assert "\n" not in str(told.value)
+
+
+def test_a_record_without_a_status_is_told(tmp_path):
+    (tmp_path / "run.json").write_text(json.dumps({"config": config("relaxed").to_dict()}))
+    with pytest.raises(ValueError, match="expected what torchpact train writes, got KeyError"):
+        read_run(tmp_path)
+
+
+def test_events_that_say_nothing_are_left_out(runs, tmp_path):
+    shutil.copy(runs / "relaxed" / "run.json", tmp_path)
+    good = '{"kind": "train", "iteration": 4, "loss": 1.0}'
+    bad = ["{}", "[]", "3", '{"kind": "train"}', '{"iteration": 5}']
+    bad += [
+        '{"kind": "validate", "iteration": 6}',
+        '{"kind": "validate", "iteration": 6, "modes": {"act": 1}}',
+    ]
+    (tmp_path / "history.jsonl").write_text("\n".join([*bad, good]))
+    assert [event["iteration"] for event in read_run(tmp_path).values["history"]] == [4]
+
+
+def test_the_plain_network_it_is_compared_with_is_of_the_same_images(runs):
+    # the images of these runs have 12 pixels a side
+    plain = json.loads((runs / "plain" / "run.json").read_text())["results"]["plain"]["flops"]
+    assert read_run(runs / "relaxed").values["plain_flops"] == plain
+
+
+def test_a_baseline_of_random_decisions_is_reported(tmp_path, monkeypatch):
+    Trainer(config("random"), tmp_path / "random", images(), images("test", 32)).run()
+    assert call(monkeypatch, tmp_path / "random", "-o", tmp_path / "page.html", "--no-timing") == 0
+    data = data_of(tmp_path / "page.html")
+    assert data["runs"][0]["title"] == "ResNet-14, random decisions, 1.5 / 1.3 / 1.7 units"
+    assert data["runs"][0]["label"] == "random, 4.5 units"
+    assert data["galleries"][0]["mode"] == "discrete"
+
+
+@pytest.mark.parametrize(
+    ("chosen", "label"),
+    [
+        (config("relaxed"), "PSACT τ 0.05"),
+        (config("reinforce"), "REINFORCE τ 0.05"),
+        (config("act"), "SACT τ 0.05"),
+        (config("act", network={"per": "image"}), "ACT τ 0.05"),
+        (config("plain"), "plain"),
+        (sequence_preset("parity", "tiny", method="act", tau=0.05), "ACT τ 0.05"),
+        (sequence_preset("parity", "tiny", method="relaxed", tau=0.05), "PACT τ 0.05"),
+        (sequence_preset("parity", "tiny", method="ponder", tau=0.05), "PonderNet τ 0.05"),
+        (sequence_preset("parity", "tiny", method="repeat"), "repeat 10"),
+        (sequence_preset("parity", "tiny", method="plain"), "plain"),
+    ],
+    ids=str,
+)
+def test_labels_tell_methods_apart(tmp_path, chosen, label):
+    (tmp_path / "run.json").write_text(json.dumps({"status": "started", "config": chosen.to_dict()}))
+    assert read_run(tmp_path).values["label"] == label
+
+
 in_browser = pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")
 
 ACTIVE = "document.getElementById('active').textContent"
@@ -213,4 +287,33 @@ def test_it_fits_a_phone_in_light_and_dark(page, dark):
         assert lightness < 60 if dark else lightness > 200
         opened.run("document.getElementById('theme').click()")
         assert opened.run("getComputedStyle(document.body).backgroundColor") != background
+        assert opened.errors == []
+
+
+@in_browser
+def test_text_is_reported_in_bits_and_nothing_that_is_no_number_stops_the_page(tmp_path):
+    chosen = sequence_preset("enwik8", "tiny", method="relaxed", iterations=8)
+    measured = {"bits_per_character": 2.345, "accuracy": 0.0123, "steps": 1.5}
+    history = [
+        {"kind": "train", "iteration": 4, "loss": None, "accuracy": None, "expected_steps": [1.5]},
+        {"kind": "train", "iteration": 8, "loss": 2.0, "accuracy": 0.2, "expected_steps": [None]},
+    ]
+    broken = {"accuracy": None, "flops": None, "steps": [1.0, None]}
+    for name, of, results in (("text", chosen, measured), ("broken", config("relaxed"), broken)):
+        (tmp_path / name).mkdir()
+        record = {"status": "finished", "config": of.to_dict(), "results": {"thresholded": results}}
+        (tmp_path / name / "run.json").write_text(json.dumps(record))
+        (tmp_path / name / "history.jsonl").write_text("\n".join(map(json.dumps, history)))
+    both = [read_run(tmp_path / name).values for name in ("text", "broken")]
+    both.append(both[1] | {"results": {"act": {}}, "method": "act"})
+    with Page(write_page(tmp_path / "page.html", both, [], "")) as opened:
+        shown = opened.run("document.getElementById('headline').textContent")
+        assert "2.345" in shown
+        assert "bits per character" in shown
+        assert "accuracy" not in shown
+        for index in (1, 2):
+            opened.run(f"document.querySelectorAll('#runs button')[{index}].click()")
+            assert opened.run("document.getElementById('headline').textContent").startswith("–accuracy")
+        assert "NaN" not in opened.run("document.body.innerHTML")
+        assert opened.run("document.documentElement.dataset.ready") == "true"
         assert opened.errors == []

@@ -36,14 +36,15 @@ def pick_device(name: str) -> torch.device:
 def network_file(name: str | Path) -> Path:
     """Return the checkpoint that a user means: a file, the last of a run's folder, or one of the zoo."""
     path = Path(name)
-    if path.is_dir():
-        files = RunFiles(path)
-        found = [file for file in (files.last, files.previous) if file.exists()]
-        if not found:
-            raise CheckpointError(f"{path}: expected a checkpoint, got a folder without one")
-        return found[0]
+    files = RunFiles(path)
+    for file in (path, files.last, files.previous):
+        if file.is_file():
+            return file
+    # a folder of that name may be what save_pretrained has made
     known = {entry.name: entry.path for entry in zoo.entries()}
-    return path if path.exists() else known.get(str(name), path)
+    if str(name) not in known and path.is_dir():
+        raise CheckpointError(f"{path}: expected a checkpoint, got a folder without one")
+    return known.get(str(name), path)
 
 
 def find_network(name: str) -> tuple[ResNet, TrainConfig]:

@@ -1,4 +1,4 @@
-"""torchpact demo: a pretrained network becomes adaptive, in a minute or two on a CPU."""
+"""torchpact demo: a pretrained network becomes adaptive, in minutes on a CPU."""
 
 import json
 import time
@@ -69,12 +69,12 @@ def demo(
         times = measure(model, test_set, MODES[1:])  # in relaxed mode nothing is skipped
     with console.status("drawing"):
         files = [_page(output, model, test_set, times, iterations), *_maps(output, model, test_set, console)]
+    seconds = time.monotonic() - started
     if as_json:
-        found = {"plain": before["plain"], **after}
-        print(json.dumps({"results": found, "times": times, "files": [str(f) for f in files]}, indent=2))
+        found = {"results": {"plain": before["plain"], **after}, "times": times, "seconds": seconds}
+        print(json.dumps(found | {"files": [str(f) for f in files]}, indent=2))
         return
     _show(before["plain"], after, times, len(train_set))
-    seconds = time.monotonic() - started
     Console().print(f"In {seconds:.0f} s. Open [bold]{files[0]}[/bold]; the network is in {output}/adaptive.")
 
 

@@ -13,8 +13,8 @@ from torchpact._checks import check_count
 from torchpact.commands.common import Device, find_network, load_test, pick_device
 from torchpact.data import DataError, read_picture
 from torchpact.data.cifar10_formats import CLASSES
-from torchpact.experiments.plotting import title_of
 from torchpact.models import ResNet
+from torchpact.training.titles import title_of
 from torchpact.viz import PonderMaps, compare_maps, ponder_maps, save, show_blocks
 
 MOST_IMAGES = 60

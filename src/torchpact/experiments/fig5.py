@@ -6,18 +6,10 @@ from typing import TYPE_CHECKING, Any
 from torchpact.experiments.archive import Archive
 from torchpact.experiments.gather import at_end, finished, inventory, over_seeds
 from torchpact.experiments.labels import Label, write_labels
-from torchpact.experiments.plotting import (
-    COLORS,
-    GREY,
-    LINES,
-    MARKERS,
-    METHODS,
-    canvas,
-    draw_points,
-    save,
-)
+from torchpact.experiments.plotting import COLORS, GREY, LINES, MARKERS, canvas, draw_points, save
 from torchpact.experiments.published import PUBLISHED, Published
 from torchpact.experiments.runs import Run, Scale, adaptive, looks, plain
+from torchpact.training.titles import METHODS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

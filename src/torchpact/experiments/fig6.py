@@ -6,9 +6,9 @@ from torchpact.data import load_sample
 from torchpact.data.cifar10_formats import CLASSES
 from torchpact.experiments import fig5
 from torchpact.experiments.archive import Archive
-from torchpact.experiments.plotting import title_of
 from torchpact.experiments.runs import Run, Scale
 from torchpact.training.checkpoint import load_model
+from torchpact.training.titles import title_of
 from torchpact.viz import compare_maps, ponder_maps, save
 
 TAU = 0.005

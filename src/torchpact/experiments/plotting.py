@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from torchpact.experiments.gather import Curve, Spread
-from torchpact.training import TrainConfig
 from torchpact.viz.figures import canvas, save
 
 if TYPE_CHECKING:
@@ -16,29 +15,14 @@ MODE_COLORS = {"relaxed": "#E69F00", "discrete": "#0072B2", "thresholded": "#009
 """Where all lines are of one method."""
 GREY = "#888888"
 
-METHODS = {"relaxed": "PSACT", "act": "SACT", "reinforce": "REINFORCE", "plain": "plain ResNet"}
-"""What the paper calls a network trained by a method."""
-
 LINES = {"relaxed": "--", "discrete": "-", "thresholded": ":", "act": "-", "plain": ""}
 MARKERS = {"relaxed": "^", "discrete": "o", "thresholded": "s", "act": "o", "plain": "*"}
 """By mode of evaluation."""
 
 __all__ = [
-    "COLORS", "GREY", "LINES", "MARKERS", "METHODS", "MODE_COLORS",
-    "canvas", "count_iterations", "draw_curve", "draw_points", "save", "title_of",
+    "COLORS", "GREY", "LINES", "MARKERS", "MODE_COLORS",
+    "canvas", "count_iterations", "draw_curve", "draw_points", "save",
 ]  # fmt: skip
-
-
-def title_of(config: TrainConfig) -> str:
-    """What the paper calls a network, and its τ.
-
-    >>> title_of(TrainConfig(method="act", tau=0.005))
-    'SACT, τ = 0.005'
-    """
-    name = METHODS[config.method]
-    if config.network.per == "image":
-        name = {"PSACT": "PACT", "SACT": "ACT"}.get(name, name)
-    return name if config.method == "plain" else f"{name}, τ = {config.tau:g}"
 
 
 def draw_curve(axes: "Axes", curve: Curve, **style: Any) -> None:

@@ -1,10 +1,11 @@
 """Networks on the Hugging Face hub: ``save_pretrained``, ``from_pretrained``, ``push_to_hub``.
 
 Needs the package huggingface_hub (``pip install torchpact[hub]``), whose mixin does the work; the weights are
-a safetensors file, and the configuration is config.json beside it.
+a safetensors file, and no other; the configuration is config.json beside it.
 """
 
-from dataclasses import asdict
+from dataclasses import asdict, fields
+from pathlib import Path
 from typing import Any
 
 try:
@@ -16,7 +17,7 @@ except ImportError:
 
 from torchpact.models.config import ResNetConfig
 from torchpact.models.resnet import ResNet
-from torchpact.modes import MODES
+from torchpact.modes import MODES, Mode
 
 
 class HubResNet(
@@ -34,17 +35,47 @@ class HubResNet(
     model = HubResNet.from_pretrained("somebody/psact-resnet32")
     """
 
-    def __init__(self, mode: str | None = None, **settings: Any) -> None:
-        super().__init__(ResNetConfig(**settings), mode)
+    def __init__(
+        self, mode: str | None = None, mode_settings: dict[str, float] | None = None, **settings: Any
+    ) -> None:
+        if mode is not None and mode not in MODES:
+            raise ValueError(f"expected a mode among {', '.join(MODES)}; got {mode!r}")
+        made = None if mode is None else MODES[mode](**(mode_settings or {}))
+        super().__init__(ResNetConfig(**settings), made)
 
     @classmethod
     def of(cls, model: ResNet) -> "HubResNet":
-        """Return a network with the weights of ``model``, in a mode of the same name."""
-        made = cls(mode=_mode_name(model), **asdict(model.config))
+        """Return a network with the weights of ``model``, in the same mode; generators stay behind."""
+        made = cls(**_settings(model))
         made.load_state_dict(model.state_dict())
         return made.train(model.training)
 
+    def save_pretrained(
+        self, save_directory: str | Path, *, config: Any = None, **options: Any
+    ) -> str | None:
+        """As the mixin does, in the mode the network is in now rather than the one it was made in."""
+        config = _settings(self) if config is None else config
+        saved: str | None = super().save_pretrained(save_directory, config=config, **options)
+        return saved
 
-def _mode_name(model: ResNet) -> str | None:
-    mode = getattr(model.blocks[0], "mode", None)
-    return next((name for name, kind in MODES.items() if type(mode) is kind), None)
+    @classmethod
+    def _load_as_pickle(cls, model: Any, model_file: str, map_location: str, strict: bool) -> Any:
+        raise ValueError(f"expected weights as model.safetensors, got {Path(model_file).name} alone")
+
+
+def _settings(model: ResNet) -> dict[str, Any]:
+    """What the network is made from, as JSON holds it."""
+    modes: list[Mode | None] = [getattr(block, "mode", None) for block in model.blocks]
+    if any(mode != modes[0] for mode in modes):
+        raise ValueError(f"expected all blocks to be in one mode, got {', '.join(map(str, modes))}")
+    return asdict(model.config) | _mode_settings(modes[0])
+
+
+def _mode_settings(mode: Mode | None) -> dict[str, Any]:
+    if mode is None:
+        return {"mode": None, "mode_settings": None}
+    name = next((name for name, kind in MODES.items() if type(mode) is kind), None)
+    if name is None:
+        raise ValueError(f"expected a mode among {', '.join(MODES)}; got {mode}")
+    kept = [f.name for f in fields(mode) if f.compare]  # type: ignore[arg-type]
+    return {"mode": name, "mode_settings": {key: getattr(mode, key) for key in kept}}

@@ -6,23 +6,23 @@ measured; ``torchpact zoo add`` makes one of a finished run.
 
 import json
 from dataclasses import dataclass
-from importlib.resources import as_file, files
 from pathlib import Path
 from typing import Any
 
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 
 from torchpact.block import use_mode
 from torchpact.models.config import ResNetConfig
 from torchpact.models.resnet import ResNet
 from torchpact.modes import Mode
 
-with as_file(files("torchpact.models") / "weights") as _folder:
-    FOLDER = _folder
-    """Where entries are."""
+FOLDER = Path(__file__).parent / "weights"
+"""Where entries are."""
 
 _MODES = ("plain", "relaxed", "discrete", "act", "thresholded")
 """In the order of people: as trained first, as deployed last."""
+
+_METHODS = ("plain", "relaxed", "reinforce", "act")
 
 
 @dataclass(frozen=True)
@@ -57,8 +57,7 @@ def entries(folder: Path = FOLDER) -> list[Entry]:
     >>> [entry.name for entry in entries()][0]
     'resnet32-plain'
     """
-    found = [read(path) for path in folder.glob("*.safetensors")]
-    return sorted(found, key=lambda e: (e.network.units, e.network.adaptive, _method(e), e.config["tau"]))
+    return sorted((read(path) for path in folder.glob("*.safetensors")), key=_rank)
 
 
 def find(name: str) -> Entry:
@@ -87,12 +86,25 @@ def load(name: str, mode: Mode | str | None = None) -> ResNet:
 
 def read(path: Path) -> Entry:
     """Read what a file of the zoo says of itself; its weights are not read, nor checked."""
-    with safe_open(path, framework="pt") as file:
-        info = json.loads(file.metadata()["info"])
-    card = info["card"]
-    card["results"] = {mode: card["results"][mode] for mode in _MODES if mode in card["results"]}
-    return Entry(path.stem, path, info["config"], card)
+    try:
+        with safe_open(path, framework="pt") as file:
+            info = json.loads(file.metadata()["info"])
+        card = info["card"]
+        entry = Entry(path.stem, path, info["config"], card | {"results": in_order(card["results"])})
+        _rank(entry)
+    except (SafetensorError, OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        told = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        raise ValueError(f"{path}: expected a network as torchpact zoo add writes it, got {told}") from error
+    return entry
 
 
-def _method(entry: Entry) -> int:
-    return ["plain", "relaxed", "reinforce", "act"].index(entry.config["method"])
+def in_order(results: dict[str, Any]) -> dict[str, Any]:
+    """Results by mode, as trained first, as deployed last."""
+    return {mode: results[mode] for mode in _MODES if mode in results}
+
+
+def _rank(entry: Entry) -> tuple[int, bool, int, float]:
+    """Small networks first, the plain ones before adaptive ones; methods that nobody foresaw are last."""
+    method = entry.config["method"]
+    place = _METHODS.index(method) if method in _METHODS else len(_METHODS)
+    return entry.network.units, entry.network.adaptive, place, float(entry.config["tau"])

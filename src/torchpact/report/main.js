@@ -1,7 +1,10 @@
 // The page: what the data says, put into words, tiles, charts and a table.
 "use strict";
 const DATA = JSON.parse(document.getElementById("data").textContent);
-const percent = (value, digits = 2) => `${(100 * value).toFixed(digits)} %`;
+// What is no number in a run, as the loss of one that diverged, is null here.
+const known = value => typeof value === "number" && Number.isFinite(value);
+const fixed = (value, digits) => known(value) ? value.toFixed(digits) : "–";
+const percent = (value, digits = 2) => known(value) ? `${(100 * value).toFixed(digits)} %` : "–";
 const signed = (value, digits) => `${value < 0 ? "−" : "+"}${Math.abs(value).toFixed(digits)}`;
 const KINDS = { thresholded: "circle", plain: "circle", discrete: "triangle", relaxed: "diamond", act: "square" };
 const MAIN = ["thresholded", "plain", "act", "discrete", "relaxed"];
@@ -26,7 +29,7 @@ function headline() {
     if (found.flops && run.plain_flops && run.method !== "plain")
       tiles.push(tile(percent(1 - found.flops / run.plain_flops, 0), "fewer FLOPs than the plain network", true));
     const against = plain ? `accuracy; plain ${percent(plain.results.plain.accuracy)}` : `accuracy${found.images ? `, ${found.images.toLocaleString("en")} images` : ""}`;
-    tiles.push(tile(percent(found.accuracy), against));
+    tiles.push(run.text ? tile(fixed(found.bits_per_character, 3), "bits per character") : tile(percent(found.accuracy), against));
     const time = run.timing && run.timing.modes[mode];
     if (time && run.method !== "plain") tiles.push(tile(`${(run.timing.plain / time).toFixed(2)} ×`, `as fast as run in full, ${run.timing.device}`));
     else if (time) tiles.push(tile(`${(1000 * time).toFixed(2)} ms`, `an image, ${run.timing.device}`));
@@ -36,7 +39,7 @@ function headline() {
   document.getElementById("headline").replaceChildren(...tiles);
   document.getElementById("title").textContent = run.title;
   const parts = [];
-  if (found && plain) parts.push(`${signed(100 * (found.accuracy - plain.results.plain.accuracy), 2)} points against the plain network it is compared with, in ${spoken(mode)} mode.`);
+  if (found && plain && known(found.accuracy) && known(plain.results.plain.accuracy)) parts.push(`${signed(100 * (found.accuracy - plain.results.plain.accuracy), 2)} points against the plain network it is compared with, in ${spoken(mode)} mode.`);
   else if (found) parts.push(mode === "plain" ? "Runs all of its units everywhere." : `Evaluated in ${spoken(mode)} mode.`);
   if (run.status !== "finished") parts.push("Still training, or interrupted: these are the newest numbers there are.");
   if (run.note) parts.push(run.note);
@@ -48,7 +51,7 @@ function points(value) {
   DATA.runs.forEach((run, index) => {
     for (const [mode, m] of Object.entries(run.results)) {
       const x = value(run, mode, m);
-      if (x == null) continue;
+      if (!known(x) || !known(m.accuracy)) continue;
       found.push({
         x, y: 100 * m.accuracy, kind: KINDS[mode] || "circle", hollow: mode === "plain", on: index === chosen,
         label: mode === mainMode(run) ? run.label : "", choose: () => choose(index),
@@ -78,12 +81,12 @@ function tradeoff() {
 
 function training() {
   const lines = key => DATA.runs.map((run, index) => ({
-    points: run.history.filter(e => e.kind === "train" && e[key] != null).map(e => [e.iteration, key === "accuracy" ? 100 * e[key] : e[key]]),
+    points: run.history.filter(e => e.kind === "train" && known(e[key])).map(e => [e.iteration, key === "accuracy" ? 100 * e[key] : e[key]]),
     on: index === chosen, label: DATA.runs.length > 1 ? run.label : "",
   }));
   curves(document.getElementById("curve-loss"), lines("loss"));
   const dots = DATA.runs.map((run, index) => ({
-    points: run.history.filter(e => e.kind === "validate" && e.accuracy != null).map(e => [e.iteration, 100 * e.accuracy]),
+    points: run.history.filter(e => e.kind === "validate" && known(e.accuracy)).map(e => [e.iteration, 100 * e.accuracy]),
     on: index === chosen, dots: true,
   }));
   curves(document.getElementById("curve-accuracy"), [...lines("accuracy"), ...dots]);
@@ -91,24 +94,26 @@ function training() {
   document.getElementById("steps-figure").hidden = !events.length;
   document.getElementById("steps-of").textContent = DATA.runs.length > 1 ? `of ${run.label}` : "";
   const blocks = events.length ? events[0].expected_steps.map((_, k) => ({
-    points: events.map(e => [e.iteration, e.expected_steps[k]]), on: true, label: events[0].expected_steps.length > 1 ? `block ${k + 1}` : "",
+    points: events.map(e => [e.iteration, e.expected_steps[k]]).filter(p => known(p[1])), on: true, label: events[0].expected_steps.length > 1 ? `block ${k + 1}` : "",
   })) : [];
   if (blocks.length) curves(document.getElementById("curve-steps"), blocks);
   document.getElementById("training").hidden = !DATA.runs.some(run => run.history.length);
 }
 
 function table() {
-  const head = ["run", "mode", "accuracy", "MFLOPs", "of plain", "ms an image", "units by block", "seed", "status"];
+  const measures = new Set(DATA.runs.map(run => run.text ? "bits per character" : "accuracy"));
+  const measured = (run, m) => run.text ? fixed(m.bits_per_character, 3) + (measures.size > 1 ? " bits" : "") : percent(m.accuracy);
+  const head = ["run", "mode", [...measures].join(" or "), "MFLOPs", "of plain", "ms an image", "units by block", "seed", "status"];
   const numbers = new Set([2, 3, 4, 5]), hidden = new Set(DATA.runs.some(run => run.timing) ? [] : [5]);
   const cell = (kind, text, i) => element(kind, { textContent: text, className: numbers.has(i) ? "number" : "" });
   const rows = [element("tr", {}, ...head.map((text, i) => cell("th", text, i)).filter((_, i) => !hidden.has(i)))];
   DATA.runs.forEach((run, index) => {
     const modes = Object.entries(run.results);
     (modes.length ? modes : [["", null]]).forEach(([mode, m], first) => {
-      const time = run.timing && run.timing.modes[mode], steps = m && [m.steps].flat();
-      const cells = ["", mode, m ? percent(m.accuracy) : "", m && m.flops ? (m.flops / 1e6).toFixed(1) : "",
+      const time = run.timing && run.timing.modes[mode], steps = m && m.steps != null && [m.steps].flat();
+      const cells = ["", mode, m ? measured(run, m) : "", m && m.flops ? (m.flops / 1e6).toFixed(1) : "",
         m && m.flops && run.plain_flops ? percent(m.flops / run.plain_flops, 0) : "", time ? (1000 * time).toFixed(3) : "",
-        steps ? steps.map(s => s.toFixed(2)).join("  ") || "all" : "", first ? "" : run.seed, first ? "" : run.status === "finished" ? "finished" : `${run.iteration} of ${run.iterations}`];
+        steps ? steps.map(s => fixed(s, 2)).join("  ") || "all" : "", first ? "" : run.seed, first ? "" : run.status === "finished" ? "finished" : `${run.iteration} of ${run.iterations}`];
       const row = element("tr", { className: index === chosen ? "on" : "" }, ...cells.map((text, i) => cell("td", text, i)).filter((_, i) => !hidden.has(i)));
       if (!first) {
         const button = element("button", { type: "button", textContent: run.title, title: run.folder });

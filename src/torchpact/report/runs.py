@@ -5,12 +5,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torchpact.flops import max_flops
-from torchpact.model_card import title
-from torchpact.models import ResNet, ResNetConfig, build
-from torchpact.training import CheckpointError, TrainConfig
+from torchpact.model_card import plain_flops
+from torchpact.models import ResNet
+from torchpact.training import CheckpointError, SequenceTrainConfig, TrainConfig
 from torchpact.training.checkpoint import load_model
 from torchpact.training.run_files import RunFiles
+from torchpact.training.titles import label, title
 
 MOST_EVENTS = 400
 """Lines of a history that are drawn: more would not be seen."""
@@ -32,31 +32,47 @@ def read_run(folder: Path) -> RunReport:
         raise ValueError(f"{folder}: expected the folder of a run, got one without run.json")
     try:
         record = json.loads(files.run.read_text())
-        config: dict[str, Any] = record["config"]
-    except (ValueError, KeyError, TypeError) as error:
+        config = _config(record["config"])
+        status = str(record["status"])
+        reached = int(record.get("iteration", 0))
+        results = _by_mode(record.get("results") or {})
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{files.run}: expected what torchpact train writes, got {error!r}") from None
     history = _history(files.history)
-    images = "task" not in config
-    results = record.get("results") or _newest_results(history)
+    network = config.network if isinstance(config, TrainConfig) else None
     values = {
         "folder": str(folder),
-        "title": _title(config),
-        "label": _label(config),
-        "method": config["method"],
-        "seed": config["seed"],
-        "status": record["status"],
-        "iteration": max([record.get("iteration", 0), *(event["iteration"] for event in history)]),
-        "iterations": config["iterations"],
-        "results": results,
+        "title": title(config),
+        "label": label(config),
+        "method": config.method,
+        "text": isinstance(config, SequenceTrainConfig) and config.is_text,
+        "seed": config.seed,
+        "status": status,
+        "iteration": max([reached, *(event["iteration"] for event in history)]),
+        "iterations": config.iterations,
+        "results": results or _newest_results(history),
         "history": _thinned([_for_curves(event) for event in history]),
-        "units": config["network"]["units"] if images else None,
-        "width": config["network"].get("width", 1) if images else None,
-        "plain_flops": _plain_flops(config["network"]) if images else None,
+        "units": network and network.units,
+        "width": network and network.width,
+        "plain_flops": network and plain_flops(network),
         "timing": None,
         "note": "",
     }
-    model = _network(folder) if images else None
-    return RunReport(values, model, TrainConfig.from_dict(config) if images else None)
+    model = _network(folder) if network else None
+    return RunReport(values, model, config if isinstance(config, TrainConfig) else None)
+
+
+def _config(values: dict[str, Any]) -> TrainConfig | SequenceTrainConfig:
+    # defaults are for those who train: a report must not make up what a run was
+    if missing := {"network", "method", "seed", "iterations"}.difference(dict(values)):
+        raise ValueError(f"no {', '.join(sorted(missing))} in its config")
+    return (SequenceTrainConfig if "task" in values else TrainConfig).from_dict(values)
+
+
+def _by_mode(results: dict[str, Any]) -> dict[str, Any]:
+    if not all(isinstance(measured, dict) for measured in results.values()):
+        raise TypeError("results that are not of modes")
+    return results
 
 
 def _history(path: Path) -> list[dict[str, Any]]:
@@ -64,8 +80,11 @@ def _history(path: Path) -> list[dict[str, Any]]:
     found = []
     for line in path.read_text().splitlines() if path.is_file() else []:
         try:
-            found.append(json.loads(line))
-        except ValueError:
+            event = json.loads(line)
+            if event["kind"] == "validate":
+                _by_mode(event["modes"])
+            found.append(event | {"iteration": int(event["iteration"])})
+        except (ValueError, KeyError, TypeError, AttributeError):
             continue
     return found
 
@@ -100,20 +119,3 @@ def _network(folder: Path) -> ResNet | None:
         except CheckpointError:
             continue
     return None
-
-
-def _title(config: dict[str, Any]) -> str:
-    if "task" in config:
-        return f"{config['task']}, {config['method']}, τ = {config['tau']:g}"
-    return title(TrainConfig.from_dict(config))
-
-
-def _label(config: dict[str, Any]) -> str:
-    if config["method"] in ("plain", "repeat"):
-        return str(config["method"])
-    return f"{'SACT ' if config['method'] == 'act' else ''}τ {config['tau']:g}"
-
-
-def _plain_flops(network: dict[str, Any]) -> int:
-    given = ResNetConfig(**network)
-    return max_flops(build(ResNetConfig(units=given.units, width=given.width, adaptive=False)))

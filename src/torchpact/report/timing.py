@@ -18,8 +18,9 @@ BATCH = 64
 def measure(model: ResNet, data: Images, modes: Iterable[str], batch: int = BATCH) -> dict[str, Any]:
     """Return seconds an image of the deployed network, by mode, and of the same network run in full.
 
-    Each mode is measured in turns with the network in full, so that their ratio holds whatever else the
-    machine does. Seconds are these ratios times one time of the network in full, the median over modes.
+    Each mode is measured in turns with the network in full, so that both meet what else the machine does;
+    where other programs keep all cores busy, even their ratio means little. Seconds are these ratios times
+    one time of the network in full, the median over modes.
     """
     images = as_input(data.images[:batch])
     ratios: dict[str, float] = {}

@@ -51,7 +51,11 @@ def label(config: TrainConfig | SequenceTrainConfig) -> str:
 
     >>> label(TrainConfig(method="reinforce", tau=0.05))
     'REINFORCE τ 0.05'
+    >>> label(TrainConfig(method="random", random_steps=(1.5, 1.3, 1.7)))
+    'random, 4.5 units'
     """
+    if isinstance(config, TrainConfig) and config.method == "random":
+        return f"random, {sum(config.random_steps):.3g} units"
     return title(config).partition(", ")[2].replace(", τ = ", " τ ")
 
 
