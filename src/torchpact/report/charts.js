@@ -106,10 +106,13 @@ function curves(host, lines, { ys, xlabel = "iteration" } = {}) {
     } else chart.svg.append(node("path", { class: `line${line.on ? " on" : ""}`, d: "M" + places.map(p => p.map(v => v.toFixed(1)).join(" ")).join("L") }));
     if (line.label) ends.push({ y: places.at(-1)[1], x: places.at(-1)[0], line });
   }
-  ends.sort((a, b) => !!b.line.on - !!a.line.on);
+  // a few labels make room for each other; of many, those that would overlap are left out
+  const few = ends.length <= 6;
+  ends.sort(few ? (a, b) => a.y - b.y : (a, b) => !!b.line.on - !!a.line.on);
   const used = [];
   for (const end of ends) {
-    if (used.some(y => Math.abs(y - end.y) < 13)) continue;
+    if (few && used.length) end.y = Math.max(end.y, used.at(-1) + 13);
+    else if (used.some(y => Math.abs(y - end.y) < 13)) continue;
     used.push(end.y);
     chart.svg.append(node("text", { x: end.x + 6, y: end.y + 4, class: end.line.on ? "label" : "" }, end.line.label));
   }
