@@ -60,7 +60,8 @@ class Trainer(TrainingLoop[Learner]):
             folder,
             validate,
             start=start,
-            about={"warm_start": None if initial is None else str(initial)},
+            # the run and the file: where on this machine it lies is nobody else's affair
+            about={"warm_start": None if initial is None else f"{initial.parent.name}/{initial.name}"},
             resume=resume,
             report=report,
             tensorboard=tensorboard,
