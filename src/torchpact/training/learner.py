@@ -28,7 +28,14 @@ from torchpact.training.config import TrainConfig
 from torchpact.training.inputs import as_input, casting
 from torchpact.training.learns import Metrics
 from torchpact.training.lottery import decide_by_lot
-from torchpact.training.state import check_same_tensors, collect, derived_seed, make_room
+from torchpact.training.state import (
+    check_same_tensors,
+    collect,
+    copies,
+    derived_seed,
+    make_room,
+    put_back,
+)
 
 
 class Learner:
@@ -211,18 +218,13 @@ class Learner:
         if self.captured is None or self.captured.recorded:
             return
         torch.cuda.synchronize(self.device)  # weights may still be on their way, from another stream
-        before = {name: value.clone() for name, value in self.state().items()}
+        before = copies(self.state())
         with fastest_algorithms(), many_kinds():
             for _ in range(3):
                 self._position.zero_()  # there may be fewer batches
                 self._iterate()
             self.captured.record(self._iterate, self.optimizer.zero_grad, warm_up=0)
-        # the optimizer had no state before it ran; where there was none there are zeros now
-        for name, value in self.state().items():
-            if name in before:
-                value.copy_(before[name])
-            else:
-                value.zero_()
+        put_back(self.state(), before)
         self._sums.zero_()
         self._epoch = -1
 
@@ -231,14 +233,13 @@ class Learner:
         """Within it the learner can be used in any way; after it, training goes on as if it had not been."""
         self.wait()
         with self._on_stream():
-            before = {name: value.clone() for name, value in self.state().items()}
+            before = copies(self.state())
             self._turn_to_batch()
             position = self._position.clone()
             try:
                 yield
             finally:
-                for name, value in self.state().items():
-                    value.copy_(before[name])
+                put_back(self.state(), before)
                 self._position.copy_(position)
 
     def batch(self, number: int | None = None) -> tuple[Tensor, Tensor]:

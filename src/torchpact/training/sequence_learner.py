@@ -18,7 +18,14 @@ from torchpact.training.capturing import Captured
 from torchpact.training.learns import Metrics
 from torchpact.training.sequence import lengths_of, sequence_loss
 from torchpact.training.sequence_config import SequenceTrainConfig, make_task
-from torchpact.training.state import check_same_tensors, collect, derived_seed, make_room
+from torchpact.training.state import (
+    check_same_tensors,
+    collect,
+    copies,
+    derived_seed,
+    make_room,
+    put_back,
+)
 from torchpact.training.text import Streams
 
 Batch = tuple[Tensor, Tensor, Tensor | None]
@@ -171,15 +178,10 @@ class SequenceLearner:
     def _prepare(self, captured: Captured) -> None:
         """Warm up and capture the iteration, then put everything back as it was."""
         torch.cuda.synchronize(self.device)  # weights may still be on their way, from another stream
-        before = {name: value.clone() for name, value in self.state().items()}
+        before = copies(self.state())
         self._turn_to_batch()
         captured.record(self._iterate, lambda: self.optimizer.zero_grad(set_to_none=True))
-        # the optimizer had no state before it ran; where there was none there are zeros now
-        for name, value in self.state().items():
-            if name in before:
-                value.copy_(before[name])
-            else:
-                value.zero_()
+        put_back(self.state(), before)
         self._sums.zero_()
 
     def wait(self) -> None:

@@ -28,6 +28,20 @@ def collect(model: nn.Module, baseline: nn.Module, optimizer: torch.optim.Optimi
     return tensors
 
 
+def copies(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The state as it is now, to put back later."""
+    return {name: value.clone() for name, value in tensors.items()}
+
+
+def put_back(tensors: dict[str, Tensor], before: dict[str, Tensor]) -> None:
+    """Make the state what it was; what an optimizer has begun to keep since then starts from zero."""
+    for name, value in tensors.items():
+        if name in before:
+            value.copy_(before[name])
+        else:
+            value.zero_()
+
+
 def make_room(model: nn.Module, optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
     """Create what an optimizer keeps, which it would do in its first iteration."""
     parameters = dict(model.named_parameters())
