@@ -13,11 +13,10 @@ two. Networks run by the engine that ``deploy`` takes, and ``blocks_us`` is the 
 """
 
 import argparse
-import statistics
-from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from gpu_timing import called, microseconds
 from table import write_csv
 from torch import Tensor, nn
 
@@ -27,7 +26,6 @@ from torchpact.engines import FoldedBlock, deploy
 from torchpact.engines.gpu import SparseGPUBlock
 from torchpact.flops import _block_flops, flops_from_ponders, max_flops
 from torchpact.models import ResNetConfig, build
-from torchpact.training.algorithms import fastest_algorithms
 
 BLOCKS = [  # channels, size of the maps, batch
     (64, 56, 64),
@@ -40,32 +38,6 @@ BLOCKS = [  # channels, size of the maps, batch
 ]
 
 NETWORKS = [(18, 1024), (5, 1024), (18, 1)]  # units of a block, batch
-
-
-def microseconds(work: Callable[[], object]) -> float:
-    """The median time of a CUDA graph of the work."""
-    stream = torch.cuda.Stream()
-    with torch.no_grad(), torch.cuda.stream(stream), fastest_algorithms():
-        for _ in range(3):
-            work()
-        torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, stream=stream):
-            work()
-        return called(graph.replay)
-
-
-def called(work: Callable[[], object]) -> float:
-    """The median time of work that is started by the host."""
-    times = []
-    for _ in range(33):
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        start.record()
-        work()
-        end.record()
-        end.synchronize()
-        times.append(start.elapsed_time(end) * 1e3)
-    return float(statistics.median(times[3:]))
 
 
 def dense_times(dense: nn.Module, example: Tensor, quick: bool) -> dict[str, float]:

@@ -11,13 +11,13 @@ microseconds. ``cudnn`` is a dense convolution of the same maps by cuDNN, withou
 import argparse
 import itertools
 import multiprocessing
-import statistics
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import gpu_timing
 import torch
 from engines_gpu import BLOCKS
 from table import write_csv
@@ -28,9 +28,8 @@ from torchpact.engines.gpu import SMALL
 from torchpact.engines.gpu_kernels import convolve
 from torchpact.engines.gpu_lists import advance, decide, prepare
 from torchpact.engines.gpu_tiles import Tiles
-from torchpact.training.algorithms import fastest_algorithms
 
-TIMES = 10
+microseconds = partial(gpu_timing.microseconds, times=10, quick=True)
 
 
 def candidates(channels: int) -> Iterator[Tiles]:
@@ -103,28 +102,6 @@ def compile_ahead(job: tuple[int, int, Tiles, bool]) -> None:
         half, half, single, half, half, single, single, whole, whole, whole, 1, size, size,
         grid=(1,), **constants(channels, size, tiles, first),
     )  # fmt: skip
-
-
-def microseconds(work: Callable[[], object], times: int = TIMES, seconds: float = 0.01) -> float:
-    """The median time of the work, of which a CUDA graph holds several."""
-    stream = torch.cuda.Stream()
-    with torch.no_grad(), torch.cuda.stream(stream), fastest_algorithms():
-        work()
-        torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        graph.capture_begin()  # torch.cuda.graph also empties caches, which takes longer than all the rest
-        for _ in range(times):
-            work()
-        graph.capture_end()
-        taken: list[float] = []
-        while len(taken) < 5 or (sum(taken) < 1e6 * seconds and len(taken) < 50):
-            start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-            start.record()
-            graph.replay()
-            end.record()
-            end.synchronize()
-            taken.append(start.elapsed_time(end) * 1e3)
-    return float(statistics.median(taken[1:])) / times
 
 
 def dense(channels: int, size: int, batch: int) -> float:

@@ -7,46 +7,22 @@ The gradient of the weight is with all that it takes to get it, summing over chu
 """
 
 import argparse
-import statistics
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from gpu_timing import microseconds
 from table import write_csv
 from torch import Tensor
 from torch.nn import functional as F
 
-from torchpact.training.algorithms import fastest_algorithms
 from torchpact.training.narrow_conv import _weight_gradient, narrow_conv
-
-
-def microseconds(work: Callable[[], object], inner: int = 10) -> float:
-    stream = torch.cuda.Stream()
-    with torch.cuda.stream(stream):
-        for _ in range(3):
-            work()
-        torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, stream=stream):
-            for _ in range(inner):
-                work()
-        times = []
-        for _ in range(23):
-            start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-            start.record()
-            graph.replay()
-            end.record()
-            end.synchronize()
-            times.append(start.elapsed_time(end) * 1e3 / inner)
-    return float(statistics.median(times[3:]))
-
 
 Work = Callable[[], object]
 
 
 def passes(x: Tensor, dy: Tensor, weight: Tensor) -> dict[str, tuple[Work, Work]]:
     """Each of the three passes by our kernels and by cuDNN's."""
-    turned = weight.flip(2, 3).transpose(0, 1)
 
     def backward(*wanted: bool) -> object:
         ones = [1, 1]
@@ -56,7 +32,7 @@ def passes(x: Tensor, dy: Tensor, weight: Tensor) -> dict[str, tuple[Work, Work]
 
     return {
         "output": (lambda: narrow_conv(x, weight), lambda: F.conv2d(x, weight, padding=1)),
-        "input gradient": (lambda: narrow_conv(dy, turned), lambda: backward(True, False)),
+        "input gradient": (lambda: narrow_conv(dy, weight, True), lambda: backward(True, False)),
         "weight gradient": (lambda: _weight_gradient(x, dy), lambda: backward(False, True)),
     }
 
@@ -75,8 +51,7 @@ def main() -> None:
             weight = weight.to(memory_format=torch.channels_last)
 
             for name, (ours, theirs) in passes(x, dy, weight).items():
-                with fastest_algorithms():
-                    own, cudnn = microseconds(ours), microseconds(theirs)
+                own, cudnn = microseconds(ours, times=10), microseconds(theirs, times=10)
                 rows.append(
                     {
                         "channels": channels,

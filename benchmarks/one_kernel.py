@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from narrow_conv import microseconds
+from gpu_timing import microseconds
 from table import write_csv
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -43,6 +43,7 @@ def heads(channels: int) -> tuple[nn.Module, Callable[[Tensor], Tensor], Callabl
     return nn.ModuleList([ours, plain]), by_kernels, plain
 
 
+@torch.enable_grad()
 def there_and_back(layer: Callable[[Tensor], Tensor], parameters: list[nn.Parameter], x: Tensor) -> object:
     with torch.autocast("cuda", torch.bfloat16):
         y = layer(x)
@@ -76,7 +77,7 @@ def main() -> None:
                 ) -> object:
                     return there_and_back(fast, parameters, x)
 
-                found.append((microseconds(work), kernels(work)))
+                found.append((microseconds(work, times=10), kernels(work)))
             (ours, ours_kernels), (theirs, their_kernels) = found
             rows.append(
                 {

@@ -115,6 +115,11 @@ def test_resume_of_a_finished_run_shows_its_results(run, tmp_path):
         (("train", "{}", "--device", "tpu", "--data", "sample"), "expected a device of auto, cpu or cuda"),
         (("train", "{}", "--warm-start", "none", "--data", "sample"), "none: no such checkpoint"),
         (("evaluate", "{}/missing.safetensors", "--data", "sample"), "no such checkpoint"),
+        (("evaluate", "resnet32-tau0.1"), "nor network of the zoo (resnet32-plain, "),
+        (
+            ("evaluate", "resnet32-plain", "--mode", "act", "--data", "sample"),
+            "resnet32-plain: expected no mode for a plain network, got act",
+        ),
         (("data", "cifar10", "--from", "{}/nothing", "--root", "{}/root"), "nothing"),
     ],
 )
@@ -134,11 +139,17 @@ def test_a_checkpoint_evaluated_in_an_unknown_mode_is_told(run, tmp_path):
     assert "got 'eager'" in err
 
 
-@pytest.mark.parametrize("command", [("demo",), ("train",), ("evaluate",), ("data", "cifar10")])
+@pytest.mark.parametrize("command", [("demo",), ("train",), ("evaluate",), ("data",), ("data", "cifar10")])
 def test_every_command_has_help_with_an_example(run, command):
     code, out, _ = run(*command, "--help")
     assert code == 0
     assert f"Example: torchpact {' '.join(command)}" in out
+
+
+def test_data_without_a_data_set_is_help_and_no_mistake(run):
+    code, out, err = run("data")
+    assert (code, err) == (0, "")
+    assert "cifar10" in out
 
 
 TINY = ("--iterations", 2, "--batch", 4, "--hidden", 4, "--max-steps", 2)

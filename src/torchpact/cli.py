@@ -38,8 +38,8 @@ def main() -> None:
         _fail(error.format_message())
     except (ValueError, OSError, TrainingError) as error:
         _fail(str(error))
-    except (typer.Abort, KeyboardInterrupt):
-        _fail("interrupted", code=130)
+    except (typer.Abort, KeyboardInterrupt) as stop:
+        _fail(str(stop) or "interrupted", code=130)
     raise SystemExit(code)
 
 

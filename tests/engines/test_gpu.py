@@ -80,6 +80,26 @@ def test_samples_as_the_dense_engine_does(seed):
     torch.testing.assert_close(ponder.log_prob, reference.log_prob, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("small", [0, 256])
+@pytest.mark.parametrize("own_first", [True, False])
+def test_the_default_type_of_tensors_changes_nothing(own_first, small):
+    block, u = block_of(16, 5, 6, 3)
+    block, u = block.to(DEVICE), u.to(DEVICE)
+    found = []
+    before = torch.get_default_dtype()
+    try:
+        for default in (torch.float32, torch.float64):
+            torch.set_default_dtype(default)
+            mode = tp.Discrete(generator=torch.Generator(DEVICE).manual_seed(0))
+            output, ponder = SparseGPUBlock(FoldedBlock(block, mode), own_first=own_first, small=small)(u)
+            assert ponder is not None
+            found.append([output, *ponder])
+    finally:
+        torch.set_default_dtype(before)
+    for single, double in zip(*found, strict=True):
+        torch.testing.assert_close(double, single, rtol=1e-5, atol=1e-5)  # of one type, which it checks
+
+
 def test_a_single_corner_pixel(monkeypatch):
     """Noise decides here: the corner of the second image goes on, all others halt."""
     block, u = block_of(16, 5, 4, 2)

@@ -6,13 +6,29 @@ import pytest
 import torchpact as tp
 from tests.training.small import METHODS, config
 from torchpact.models import ResNetConfig
-from torchpact.training import PRESETS, TrainConfig, preset
+from torchpact.training import PRESETS, SequenceTrainConfig, TrainConfig, preset, sequence_preset
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_a_configuration_survives_json(method):
     original = config(method, seed=3, validate_modes=None)
     assert TrainConfig.from_dict(json.loads(json.dumps(original.to_dict()))) == original
+
+
+def test_tuples_survive_json_in_configurations_of_both_kinds():
+    images = config("random", milestones=(0.5, 0.8), validate_modes=("discrete",))
+    sequences = sequence_preset("parity", "tiny", milestones=(0.5, 0.8))
+    for original in (images, sequences):
+        found = type(original).from_dict(json.loads(json.dumps(original.to_dict())))
+        assert found == original
+        assert found.milestones == (0.5, 0.8)
+
+
+def test_a_configuration_without_what_has_no_default_is_refused():
+    values = sequence_preset("parity", "tiny").to_dict()
+    del values["network"]
+    with pytest.raises(TypeError, match="network"):
+        SequenceTrainConfig.from_dict(values)
 
 
 def test_the_paper_preset_is_the_supplements_protocol():
@@ -65,6 +81,7 @@ def test_presets_are_named():
         (lambda: TrainConfig(optimizer="lion"), "expected optimizer to be sgd or adam, got 'lion'"),  # type: ignore[arg-type]
         (lambda: preset("quick"), "expected a preset among paper, fast, strong, smoke; got 'quick'"),
         (lambda: TrainConfig.from_dict({"speed": 3}), "expected settings among .*; got speed"),
+        (lambda: SequenceTrainConfig.from_dict({"speed": 3}), "expected settings among .*; got speed"),
     ],
 )
 def test_wrong_settings_are_refused_in_one_line(call, message):

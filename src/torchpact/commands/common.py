@@ -44,7 +44,9 @@ def network_file(name: str | Path) -> Path:
     known = {entry.name: entry.path for entry in zoo.entries()}
     if str(name) not in known and path.is_dir():
         raise CheckpointError(f"{path}: expected a checkpoint, got a folder without one")
-    return known.get(str(name), path)
+    if str(name) not in known:
+        raise CheckpointError(f"{path}: no such checkpoint, nor network of the zoo ({', '.join(known)})")
+    return known[str(name)]
 
 
 def find_network(name: str) -> tuple[ResNet, TrainConfig]:

@@ -12,9 +12,19 @@ from rich.progress import TaskID
 
 from torchpact.data import Progress, fetch_cifar10, fetch_enwik8
 
-app = typer.Typer(help="Fetch a data set, check it, and store it once.", no_args_is_help=True)
+app = typer.Typer(invoke_without_command=True)
 
 Root = Annotated[Path | None, typer.Option(help="Where to store it, if not in the usual place.")]
+
+
+@app.callback()
+def _data(context: typer.Context) -> None:
+    """Fetch a data set, check it, and store it once.
+
+    [dim]Example: torchpact data cifar10[/dim]
+    """
+    if context.invoked_subcommand is None:
+        print(context.get_help())
 
 
 @app.command()

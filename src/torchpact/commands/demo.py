@@ -129,7 +129,7 @@ def _show(before: dict[str, Any], after: dict[str, Any], times: dict[str, Any], 
         table.add_column(name, justify="left" if name == "network" else "right")
     plain = times["plain"]
     table.add_row(
-        "vanilla", f"{before['accuracy']:.2%}", f"{before['flops'] / 1e6:.1f}", "", f"{1000 * plain:.3f}", ""
+        "plain", f"{before['accuracy']:.2%}", f"{before['flops'] / 1e6:.1f}", "", f"{1000 * plain:.3f}", ""
     )
     for mode, m in after.items():
         seconds = times["modes"].get(mode)

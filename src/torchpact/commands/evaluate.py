@@ -41,19 +41,21 @@ def evaluate(
     [dim]Example: torchpact evaluate runs/psact/last.safetensors --mode thresholded --mode discrete[/dim]
     """
     place = pick_device(device)
-    checkpoint = network_file(checkpoint)
+    given, checkpoint = checkpoint, network_file(checkpoint)
     if is_of_sequences(checkpoint):
         measured = _on_sequences(checkpoint, mode, data, place, examples, seed)
         print(json.dumps(measured, indent=2) if as_json else result_lines({str(checkpoint): measured}))
         return
     model, config = load_model(checkpoint)
+    if mode and not model.config.adaptive:
+        raise ValueError(f"{given}: expected no mode for a plain network, got {', '.join(mode)}")
     test = load_test(data, place)
     modes = tuple(mode) if mode else config.modes
     measured = evaluate_modes(model.to(place), test, modes, precision=precision, batch=batch, seed=seed)
     if as_json:
         print(json.dumps(measured, indent=2))
         return
-    table = Table(title=f"{checkpoint}, {len(test)} test images")
+    table = Table(title=f"{given}, {len(test)} test images")
     for name in ("mode", "accuracy", "nll", "MFLOPs an image", "MFLOPs by block", "steps by block"):
         table.add_column(name, justify="left" if name == "mode" else "right")
     for name, m in measured.items():

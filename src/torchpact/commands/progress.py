@@ -23,9 +23,12 @@ class TrainingProgress:
             TextColumn("{task.description}"),
             BarColumn(bar_width=12),
             MofNCompleteColumn(),
-            # on a narrow terminal it ends early, rather than on a second line
-            TextColumn("{task.fields[shown]}", table_column=Column(no_wrap=True, overflow="ellipsis")),
+            # on a narrow terminal it ends early, rather than on a second line or at the cost of the others
+            TextColumn(
+                "{task.fields[shown]}", table_column=Column(ratio=1, no_wrap=True, overflow="ellipsis")
+            ),
             TimeRemainingColumn(),
+            expand=True,
             console=Console(stderr=True),
             disable=distributed.rank() > 0,
         )

@@ -8,7 +8,8 @@ Any block            CompactBlock: halted examples leave the batch
 """
 
 from torchpact.engines.compact import CompactBlock
-from torchpact.engines.deployment import ENGINES, NETWORK_ENGINES, Deployed, deploy
+from torchpact.engines.deployed import Deployed
+from torchpact.engines.deployment import ENGINES, NETWORK_ENGINES, deploy
 from torchpact.engines.folding import FoldedBlock, Runner, Unsupported
 from torchpact.engines.report import Report
 

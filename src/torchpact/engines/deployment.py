@@ -3,20 +3,19 @@
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple, NoReturn, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from torchpact.block import Ponder
 from torchpact.engines import compact, dense, gpu, native, onchip, sparse
-from torchpact.engines.folding import FoldedBlock, Runner, Unsupported, fold_norm
+from torchpact.engines.deployed import BlockByBlock, Deployed, Whole
+from torchpact.engines.folding import FoldedBlock, Runner, Unsupported
 from torchpact.engines.graphs import Graphed, Outputs, repeatable
 from torchpact.engines.report import Measurement, Report
 from torchpact.engines.timing import interleaved
 from torchpact.flops import _uncompiled, flops_from_ponders
-from torchpact.models.config import check_group
 from torchpact.models.resnet import ResNet
 from torchpact.modes import Mode, as_mode
 
@@ -44,95 +43,6 @@ NETWORK_ENGINES: dict[str, Callable[[ResNet, Sequence[FoldedBlock]], Callable[[T
 
 For images of a size that it cannot run, such a network raises :class:`Unsupported`, too.
 """
-
-
-class BlockByBlock:
-    """A network run by one engine for each block."""
-
-    def __init__(self, net: ResNet, runners: Sequence[Runner]) -> None:
-        self.runners = list(runners)
-        self._stem_weight = net.stem.weight.detach().to(memory_format=torch.channels_last, copy=True)
-        self._norm = [x[:, None, None].to(net.stem.weight.dtype) for x in fold_norm(net.norm)]
-        self._classifier = [x.detach().clone() for x in (net.classifier.weight, net.classifier.bias)]
-
-    @property
-    def waits(self) -> bool:
-        """Whether any block looks at what the device has found, which no CUDA graph can do."""
-        return any(getattr(run, "waits", False) for run in self.runners)
-
-    def __call__(self, images: Tensor) -> Outputs:
-        """Return the logits of the classes, and what each adaptive block did."""
-        u = self.stem(images)
-        ponders = []
-        for run in self.runners:
-            u, ponder = run(u)
-            if ponder is not None:
-                ponders.append(ponder)
-        scale, shift = self._norm
-        pooled = torch.addcmul(shift, u, scale).relu_().mean((2, 3))
-        return F.linear(pooled, *self._classifier), ponders
-
-    def stem(self, images: Tensor) -> Tensor:
-        """Return what the first block is given."""
-        return F.conv2d(images.contiguous(memory_format=torch.channels_last), self._stem_weight, padding=1)
-
-
-class Whole:
-    """A network run by one engine, and block by block where images have a size that it does not know."""
-
-    def __init__(self, network: Callable[[Tensor], Outputs], in_turn: BlockByBlock) -> None:
-        self.network, self.in_turn = network, in_turn
-
-    def __call__(self, images: Tensor) -> Outputs:
-        """Return the logits of the classes, and what each adaptive block did."""
-        try:
-            return self.network(images)
-        except Unsupported:
-            return self.in_turn(images)
-
-
-class Deployed(nn.Module):
-    """A network made by :func:`deploy`; called like the one it was made of, by several threads if need be."""
-
-    def __init__(self, net: ResNet, network: Callable[[Tensor], Outputs]) -> None:
-        super().__init__()
-        self.config = net.config
-        self.report = Report(0, [])
-        self.network = network
-        self.dtype, self.device = net.stem.weight.dtype, net.stem.weight.device
-
-    def explain(self) -> str:
-        """Return a table of what runs each block, and how fast it was on the example, for ``print``."""
-        return str(self.report)
-
-    @torch.no_grad()
-    def forward(self, images: Tensor) -> Outputs:
-        """Return the logits of the classes, and what each adaptive block did; without gradients."""
-        self.check(images)
-        with torch.autocast(images.device.type, enabled=False):  # its precision is what it was measured in
-            return self.network(images)
-
-    def check(self, images: Tensor) -> None:
-        """Refuse what is not images of this network's precision on its device."""
-        if images.dim() != 4 or images.size(1) != 3:
-            raise ValueError(f"expected images of shape (batch, 3, height, width), got {tuple(images.shape)}")
-        if images.dtype != self.dtype or images.device != self.device:
-            raise ValueError(
-                f"expected images of {self.dtype} on {self.device}, as the network was when deployed; "
-                f"got {images.dtype} on {images.device}"
-            )
-        check_group(self.config.group if self.config.adaptive else 1, *images.shape[2:])
-
-    def __reduce_ex__(self, protocol: object) -> NoReturn:
-        raise TypeError(
-            "a deployed network can be neither copied nor saved: threads may share it, and elsewhere "
-            "the model is deployed again"
-        )
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "Deployed":
-        raise RuntimeError(
-            "a deployed network stays what it was measured as: move or cast the model and deploy again"
-        )
 
 
 def deploy(

@@ -8,6 +8,7 @@ see gpu_kernels and gpu_lists.
 
 import importlib.util
 import math
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -152,7 +153,7 @@ class _Run:
         self.small = self.pixels > 0 and shape[1] * shape[2] <= block.small
         self._make_notes(shape, device)
         programs, sizes = zip(*(self._room(*each) for each in self._cut()), strict=True)
-        self.partial = torch.empty(max(sizes), device=device)
+        self.partial = torch.empty(max(sizes), dtype=torch.float32, device=device)
         # all that starts from zero, in one: for each unit how many pixels are active, near and far
         zeros = torch.zeros(len(block.units) * 4 + max(programs), dtype=torch.int32, device=device)
         self.counts = zeros[: len(block.units) * 4].view(-1, 4)
@@ -167,16 +168,17 @@ class _Run:
         if not self.small and block.own_first is None:
             self.sums = self.u.sum((1, 2), dtype=torch.float32)
         elif not self.small:
-            self.sums = torch.zeros(self.u.size(0), self.u.size(3), device=device)
+            self.sums = torch.zeros(self.u.size(0), self.u.size(3), dtype=torch.float32, device=device)
         if block.own_first is not None:
             self._first_unit(block.own_first)
 
     def _make_notes(self, shape: torch.Size, device: torch.device) -> None:
         """Make what the first decision fills."""
-        self.probs = torch.empty(len(self.block.units) + 1, *shape, device=device)
+        single = partial(torch.empty, dtype=torch.float32, device=device)
+        self.probs = single((len(self.block.units) + 1, *shape))
         self.steps = torch.empty(shape, dtype=torch.long, device=device)
-        self.cost, self.survival, self.expected = (torch.empty(shape, device=device) for _ in range(3))
-        self.log_q = torch.empty(shape, device=device) if isinstance(self.block.mode, Discrete) else self.cost
+        self.cost, self.survival, self.expected = (single(shape) for _ in range(3))
+        self.log_q = single(shape) if isinstance(self.block.mode, Discrete) else self.cost
         self.goes_on = torch.empty(shape, dtype=torch.uint8, device=device)
 
     def _first_unit(self, unit: _Unit) -> None:

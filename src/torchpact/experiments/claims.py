@@ -8,13 +8,14 @@ import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
 from torchpact._files import write_whole
-from torchpact.experiments import fig2, fig3, fig4, fig5, variants
+from torchpact.experiments import fig2, fig3, fig4, variants
 from torchpact.experiments.archive import Archive
+from torchpact.experiments.evidence import Evidence
 from torchpact.experiments.gather import at_end, spread
 from torchpact.experiments.runs import Run, Scale
 from torchpact.training import preset
@@ -30,46 +31,6 @@ class Finding:
     where: str
     verdict: Verdict
     measured: str
-
-
-@dataclass(frozen=True)
-class Evidence:
-    """The finished runs of a scale."""
-
-    archive: Archive
-    scale: Scale
-    seeds: list[int]
-
-    def groups(self, runs: list[Run]) -> dict[tuple[str, float, int], list[Run]]:
-        """Those finished, seeds together, by method, τ and group."""
-        found: dict[tuple[str, float, int], list[Run]] = {}
-        for run in runs:
-            if self.archive.record(run) is not None:
-                key = run.config.method, run.config.tau, run.config.network.group
-                found.setdefault(key, []).append(run)
-        return found
-
-    def fig5(self, depth: int, method: str) -> dict[float, list[Run]]:
-        """The finished runs of a method in fig. 5, by τ, the dearest first."""
-        found = self.groups(fig5.runs(self.scale, self.seeds, depth))
-        return {tau: runs for (kind, tau, _), runs in sorted(found.items(), reverse=True) if kind == method}
-
-    def fig4(self) -> dict[int, tuple[list[Run], list[Run]]]:
-        """The finished runs of fig. 4, by M, where there are some of the relaxation and of REINFORCE."""
-        found = self.groups(fig4.runs(self.scale, self.seeds))
-        pairs = {}
-        for group, latents in fig4.GROUPS.items():
-            relaxed, reinforce = (found.get((method, fig4.TAU, group)) for method in fig4.METHODS)
-            if relaxed and reinforce:
-                pairs[latents] = relaxed, reinforce
-        return pairs
-
-    def results(self, run: Run, mode: str) -> dict[str, Any]:
-        """What one run measured in a mode."""
-        record = self.archive.record(run)
-        assert record is not None
-        found: dict[str, Any] = record["results"][mode]
-        return found
 
 
 Judge = Callable[[Evidence], tuple[Verdict, str]]
@@ -138,35 +99,39 @@ def _relaxed_costs_more(evidence: Evidence) -> tuple[Verdict, str]:
 
 @_claim("The gradients of REINFORCE have about 100 times the variance for M = 1344.", "fig. 4")
 def _variance(evidence: Evidence) -> tuple[Verdict, str]:
-    pairs = {}
+    gaps = {}
     for latents, both in evidence.fig4().items():
-        relaxed, reinforce = (np.mean([_log_variance(evidence, run) for run in runs]) for runs in both)
-        pairs[latents] = float(reinforce - relaxed)
-    if 1344 not in pairs:
+        relaxed, reinforce = (np.mean([evidence.log_variances(run) for run in runs], 0) for runs in both)
+        gaps[latents] = reinforce - relaxed
+    if 1344 not in gaps:
         return "not measured yet", ""
-    text = ", ".join(f"10^{gap:.1f} for M = {m}" for m, gap in pairs.items())
-    gap = pairs[1344]
-    verdict: Verdict = "holds" if gap > 1.5 else "partly" if gap > 0.5 else "does not hold"
-    return verdict, f"ratio of the variances, mean over training: {text}"
+    text = ", ".join(f"10^{gap.mean():.1f} for M = {m}" for m, gap in gaps.items())
+    mean, most = gaps[1344].mean(), gaps[1344].max()
+    verdict: Verdict = "holds" if mean > 1.5 else "partly" if mean > 0.5 else "does not hold"
+    return (
+        verdict,
+        f"ratio of the variances due to latents, mean over training: {text}, where 10^{most:.1f} is the most",
+    )
 
 
 @_claim("REINFORCE is competitive for M = 21 and 84 only.", "fig. 4")
 def _competitive(evidence: Evidence) -> tuple[Verdict, str]:
-    gaps = {}
+    gaps, costs = {}, {}
     for latents, both in evidence.fig4().items():
-        relaxed, reinforce = (at_end(runs, evidence.archive, "discrete")["accuracy"].mean for runs in both)
-        gaps[latents] = relaxed - reinforce
+        relaxed, reinforce = (at_end(runs, evidence.archive, "discrete") for runs in both)
+        gaps[latents] = relaxed["accuracy"].mean - reinforce["accuracy"].mean
+        costs[latents] = f"{relaxed['mflops'].mean:.0f} and {reinforce['mflops'].mean:.0f} MFLOPs"
     if len(gaps) < len(fig4.GROUPS):
         return "not measured yet", ""
-    text = ", ".join(f"{gap:+.1f} for M = {m}" for m, gap in gaps.items())
+    text = ", ".join(f"{gap:+.1f} for M = {m} ({costs[m]})" for m, gap in gaps.items())
     few = max(gaps[21], gaps[84]) < 2
     many = min(gaps[336], gaps[1344]) > 2
     verdict: Verdict = "holds" if few and many else "partly" if few or many else "does not hold"
-    return verdict, f"the relaxation is better by {text} points"
+    return verdict, f"points by which the relaxation is better, and what both cost: {text}"
 
 
 def _similar(evidence: Evidence, depth: int) -> tuple[Verdict, str]:
-    curves = [_curve(evidence, depth, "relaxed", "discrete"), _curve(evidence, depth, "act", "act")]
+    curves = [evidence.curve(depth, "relaxed", "discrete"), evidence.curve(depth, "act", "act")]
     if any(len(x) < 2 for x, _ in curves):
         return "not measured yet", ""
     (x1, y1), (x2, y2) = curves
@@ -294,17 +259,6 @@ def _drop(
     if not drops:
         return "not measured yet", ""
     return judge(max(drops)), f"accuracy lost, points: {', '.join(parts)}"
-
-
-def _log_variance(evidence: Evidence, run: Run) -> float:
-    events = [e for e in evidence.archive.history(run) if "gradient_variance" in e]
-    return float(np.mean([np.log10(e["gradient_variance"]["latents"]) for e in events]))
-
-
-def _curve(evidence: Evidence, depth: int, method: str, mode: str) -> tuple[list[float], list[float]]:
-    ends = [at_end(runs, evidence.archive, mode) for runs in evidence.fig5(depth, method).values()]
-    points = sorted((end["mflops"].mean, end["accuracy"].mean) for end in ends)
-    return [x for x, _ in points], [y for _, y in points]
 
 
 def _n(runs: list[Run]) -> str:

@@ -92,7 +92,7 @@ function training() {
   curves(document.getElementById("curve-accuracy"), [...lines("accuracy"), ...dots]);
   const run = DATA.runs[chosen], events = run.history.filter(e => e.kind === "train" && e.expected_steps && e.expected_steps.length);
   document.getElementById("steps-figure").hidden = !events.length;
-  document.getElementById("steps-of").textContent = DATA.runs.filter(r => r.history.length).length > 1 ? `: ${run.label}` : "";
+  document.getElementById("steps-of").textContent = DATA.runs.filter(r => r.history.length).length > 1 ? `(${run.label})` : "";
   const blocks = events.length ? events[0].expected_steps.map((_, k) => ({
     points: events.map(e => [e.iteration, e.expected_steps[k]]).filter(p => known(p[1])), on: true, label: events[0].expected_steps.length > 1 ? `block ${k + 1}` : "",
   })) : [];

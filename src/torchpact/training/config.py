@@ -1,12 +1,13 @@
 """What a training run is: typed, checked once, written into every run and checkpoint as JSON."""
 
 import math
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal, get_args
 
 from torchpact._checks import check_count, check_number
 from torchpact.models import ResNetConfig
 from torchpact.modes import ACT, MODES, Discrete, Mode, Relaxed
+from torchpact.training.settings import from_plain
 
 Method = Literal["plain", "relaxed", "reinforce", "act", "random"]
 Precision = Literal["fp32", "bf16"]
@@ -149,16 +150,7 @@ class TrainConfig:
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "TrainConfig":
         """Build a configuration from what :meth:`to_dict` gave."""
-        known = {f.name for f in fields(cls)}
-        if unknown := sorted(set(values) - known):
-            raise ValueError(f"expected settings among {', '.join(sorted(known))}; got {', '.join(unknown)}")
-        values = dict(values)
-        if "network" in values:
-            values["network"] = ResNetConfig(**values["network"])
-        for name in ("milestones", "validate_modes", "random_steps"):
-            if values.get(name) is not None:
-                values[name] = tuple(values[name])
-        return cls(**values)
+        return from_plain(cls, ResNetConfig, values)
 
 
 PRESETS: dict[str, dict[str, Any]] = {

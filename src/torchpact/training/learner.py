@@ -9,7 +9,7 @@ Where there is a process group, its processes share the work of each iteration; 
 
 import importlib
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -26,7 +26,7 @@ from torchpact.training.capturing import Captured
 from torchpact.training.compiling import compiled, many_kinds
 from torchpact.training.config import TrainConfig
 from torchpact.training.inputs import as_input, casting
-from torchpact.training.learns import Metrics
+from torchpact.training.iterations import Iterations
 from torchpact.training.lottery import decide_by_lot
 from torchpact.training.state import (
     check_same_tensors,
@@ -38,11 +38,13 @@ from torchpact.training.state import (
 )
 
 
-class Learner:
+class Learner(Iterations):
     """A network, its optimizer and its data on one device; ``advance`` is one iteration of training.
 
     In a process group every process has one, and all advance and read their metrics together.
     """
+
+    config: TrainConfig
 
     def __init__(
         self,
@@ -171,21 +173,6 @@ class Learner:
             torch.manual_seed(derived_seed(self.config.seed, "network", self.iteration, distributed.rank()))
         return images, labels
 
-    def advance(self) -> None:
-        """Train for one iteration; on a GPU the work may still be under way on return."""
-        with self._on_stream():
-            self._prepare()
-            self._turn_to_batch()
-            self._set_learning_rate()
-            self._set_price()
-            torch.manual_seed(derived_seed(self.config.seed, "iteration", self.iteration))
-            if self.captured is not None:
-                self.captured.replay()
-            else:
-                self._iterate()
-        self.iteration += 1
-        self._since += 1
-
     def _turn_to_batch(self) -> None:
         """See to it that the device knows which batch is next."""
         epoch = self.order.epoch(self.iteration)
@@ -194,17 +181,6 @@ class Learner:
             self._permutation.copy_(self.order.whole_epoch(epoch))
             self._position.fill_(within)
             self._epoch = epoch
-
-    def _set_learning_rate(self) -> None:
-        rate = self.config.learning_rate(self.iteration)
-        if rate == self._rate:
-            return
-        self._rate = rate
-        if isinstance(self.lr, Tensor):
-            self.lr.fill_(rate)
-        else:
-            for group in self.optimizer.param_groups:
-                group["lr"] = rate
 
     def _set_price(self) -> None:
         price = self.config.price(self.iteration)
@@ -268,14 +244,6 @@ class Learner:
         if self.captured is not None:
             self.captured.stream.synchronize()
 
-    def metrics(self) -> Metrics:
-        """Read the means since the last call; waits for the device."""
-        with self._on_stream():
-            sums = distributed.mean(self._sums / max(self._since, 1)).tolist()
-            self._sums.zero_()
-        count, self._since = self._since, 0
-        return Metrics(sums[0], sums[1], sums[2], sums[3:], count)
-
     def state(self) -> dict[str, Tensor]:
         """All tensors that make up the state of training, by name; not copies."""
         return collect(self.model, self.baseline, self.optimizer)
@@ -297,6 +265,3 @@ class Learner:
             self._sums.zero_()
             self._set_learning_rate()
             self._set_price()
-
-    def _on_stream(self) -> AbstractContextManager[None]:
-        return nullcontext() if self.captured is None else self.captured.on_stream()

@@ -18,6 +18,7 @@ from torchpact.training import distributed
 from torchpact.training.checkpoint import Checkpoint, load_latest, save_checkpoint
 from torchpact.training.learns import Learns, Metrics
 from torchpact.training.run_files import Event, RunFiles, scalars, summary_writer
+from torchpact.training.stopping import Stop, Stopped, on_signals
 
 L = TypeVar("L", bound=Learns)
 
@@ -67,6 +68,7 @@ class TrainingLoop(Generic[L]):
         self._clock = time.monotonic()
         self._seconds = 0.0
         self._board: Any = None
+        self._saved = 0
         checkpoint = distributed.on_first(lambda: self._open(resume, tensorboard))
         if checkpoint is not None:
             self._load(checkpoint)
@@ -81,8 +83,7 @@ class TrainingLoop(Generic[L]):
 
     def run(self) -> dict[str, Any]:
         """Train to the end; return the results."""
-        while not self.done:
-            self.burst()
+        train_together([self])
         return self.results
 
     def burst(self) -> None:
@@ -153,6 +154,14 @@ class TrainingLoop(Generic[L]):
             if value.is_floating_point() and not value.isfinite().all():
                 raise TrainingError(f"{name} is not finite at iteration {self.learner.iteration}; not saved")
         save_checkpoint(self.files.last, state, self._info(), keep=self.files.previous)
+        self._saved = self.learner.iteration
+
+    def keep(self) -> None:
+        """Save where training is, between the checkpoints that are due."""
+        if not self.done and self.learner.iteration != self._saved:
+            self._seconds += time.monotonic() - self._clock
+            self._clock = time.monotonic()
+            self._save()
 
     def _info(self) -> dict[str, Any]:
         return {
@@ -190,6 +199,7 @@ class TrainingLoop(Generic[L]):
     def _load(self, checkpoint: Checkpoint) -> None:
         info = checkpoint.info
         self.learner.load_state(checkpoint.tensors, info["iteration"])
+        self._saved = info["iteration"]
         self.best = -math.inf if info["best"] is None else info["best"]
         self.results, self._seconds = info["results"], info["seconds"]
 
@@ -255,27 +265,50 @@ def train_together(trainers: Sequence[TrainingLoop[Any]]) -> None:
     """Train several networks at once on one device, in turns too short to notice.
 
     On a GPU each has its own stream, so that the small kernels of one run beside those of the others. One
-    that fails does not keep the others from finishing; what it failed of is raised when they have.
+    that fails does not keep the others from finishing; what it failed of is raised when they have. Ctrl-C and
+    SIGTERM stop after the iteration, with checkpoints of all.
     """
     failed: list[str] = []
     busy = [trainer for trainer in trainers if not trainer.done]
-    while busy:
-        stops = [trainer.next_stop() for trainer in busy]
-        moving = True
-        while moving:
-            moving = False
-            for trainer, stop in zip(busy, stops, strict=True):
-                if trainer.learner.iteration < stop:
-                    trainer.learner.advance()
-                    moving = True
-        for trainer in list(busy):
-            try:
-                trainer.finish_burst()
-            except TrainingError as error:
-                if len(trainers) == 1:
-                    raise
-                failed.append(f"{trainer.files.folder.name}: {error}")
-                busy.remove(trainer)
-        busy = [trainer for trainer in busy if not trainer.done]
+    with on_signals() as stop:
+        while busy:
+            ends = [trainer.next_stop() for trainer in busy]
+            _advance(busy, ends, stop)
+            for trainer, end in zip(list(busy), ends, strict=True):
+                if trainer.learner.iteration < end:
+                    continue  # stopped on the way
+                try:
+                    trainer.finish_burst()
+                except TrainingError as error:
+                    if len(trainers) == 1:
+                        raise
+                    failed.append(f"{trainer.files.folder.name}: {error}")
+                    busy.remove(trainer)
+            busy = [trainer for trainer in busy if not trainer.done]
+            if stop.asked and busy:
+                raise Stopped(_keep(busy))
     if failed:
         raise TrainingError("; ".join(failed))
+
+
+def _advance(trainers: Sequence[TrainingLoop[Any]], ends: Sequence[int], stop: Stop) -> None:
+    """Advance all, in turns; or stop on the way."""
+    moving = True
+    while moving and not stop.asked:
+        moving = False
+        for trainer, end in zip(trainers, ends, strict=True):
+            if trainer.learner.iteration < end:
+                trainer.learner.advance()
+                moving = True
+
+
+def _keep(trainers: Sequence[TrainingLoop[Any]]) -> str:
+    """Save where all are; say what is left, in a line."""
+    said = []
+    for trainer in trainers:
+        try:
+            trainer.keep()
+            said.append(f"{trainer.files.folder.name} at iteration {trainer.learner.iteration}")
+        except (TrainingError, OSError) as error:
+            said.append(f"{trainer.files.folder.name} not ({error})")
+    return f"stopped; kept: {', '.join(said)}"

@@ -21,31 +21,43 @@ CHANNELS = (16, 32, 64)
 IMAGE = 3
 """The channels of what a stem is given; it is padded with zeros to as many as come out."""
 
-# by channels, the fastest of 12 to 18 settings each on an H200, for 128 maps of CIFAR's sizes
-TILES = {16: (128, 2), 32: (128, 4), 64: (64, 4)}
+# by channels, the fastest of 12 to 18 settings each on an H200, for 128 maps of CIFAR's sizes, alone or with
+# seven others at once
+TILES = {16: (128, 2), 32: (256, 4), 64: (64, 4)}
 """Pixels and warps of a program."""
 CHUNKS = {16: (512, 64, 1), 32: (256, 64, 2), 64: (256, 64, 4)}
 """Pixels of a program of the kernel's gradient, how many at a time, and its warps."""
-STAGES = 4
+STAGES = 3
 """Taps on their way while one is multiplied."""
 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _convolve(  # type: ignore[no-untyped-def]
-    x, kernel, y, height, width, end, C: tl.constexpr, PIXELS: tl.constexpr, STAGES: tl.constexpr
-):
+    x, kernel, y, height, width, end,
+    C: tl.constexpr, TURNED: tl.constexpr, PIXELS: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """``kernel`` lies as outputs × taps × inputs; ``TURNED`` around, its outputs are what comes in."""
     pixel = tl.program_id(0) * PIXELS + tl.arange(0, PIXELS)
     row, column = pixel // width % height, pixel % width
+    # a bit for each tap that lies inside of the image
+    rows = tl.where(row > 0, 0b111, 0) | 0b111000 | tl.where(row < height - 1, 0b111000000, 0)
+    columns = (
+        tl.where(column > 0, 0b001001001, 0) | 0b010010010 | tl.where(column < width - 1, 0b100100100, 0)
+    )
+    inside = tl.where(pixel < end, rows & columns, 0)
     c = tl.arange(0, C)
+    at = pixel.to(tl.int64)[:, None] * C + c[None, :]
+    inputs_at = x + at
+    weights_at = kernel + c[:, None] * (9 * C) + c[None, :]
     total = tl.zeros((PIXELS, C), tl.float32)
     for tap in tl.range(0, 9, num_stages=STAGES):
-        i, j = tap // 3 - 1, tap % 3 - 1
-        there = (pixel < end) & (row + i >= 0) & (row + i < height) & (column + j >= 0) & (column + j < width)
-        at = (pixel + i * width + j).to(tl.int64)[:, None] * C + c[None, :]
-        inputs = tl.load(x + at, mask=there[:, None], other=0)
-        weights = tl.load(kernel + (tap * C + c)[:, None] * C + c[None, :])
+        offset = ((tap // 3 - 1) * width + tap % 3 - 1) * C
+        inputs = tl.load(inputs_at + offset, mask=((inside >> tap) & 1)[:, None] != 0, other=0)
+        if TURNED:  # noqa: SIM108 — only one of the two is compiled
+            weights = tl.load(weights_at + (8 - tap) * C)
+        else:
+            weights = tl.trans(tl.load(weights_at + tap * C))
         total = tl.dot(inputs, weights, total)
-    at = pixel.to(tl.int64)[:, None] * C + c[None, :]
     tl.store(y + at, total.to(y.dtype.element_ty), mask=(pixel < end)[:, None])
 
 
@@ -80,16 +92,19 @@ def _kernel_gradient(  # type: ignore[no-untyped-def]
 
 
 @triton_op("torchpact::narrow_conv", mutates_args={})
-def narrow_conv(x: Tensor, weight: Tensor) -> Tensor:
-    """What ``F.conv2d(x, weight, padding=1)`` is, for a 3×3 kernel of as many outputs as inputs."""
+def narrow_conv(x: Tensor, weight: Tensor, turned: bool = False) -> Tensor:
+    """What ``F.conv2d(x, weight, padding=1)`` is, for a 3×3 kernel of as many outputs as inputs.
+
+    ``turned``, it is what ``F.conv_transpose2d`` is: the gradient of the input.
+    """
     batch, channels, height, width = x.shape
     x = x.contiguous(memory_format=torch.channels_last)
     y = torch.empty_like(x)
     end = batch * height * width
     pixels, warps = TILES[channels]
     wrap_triton(_convolve)[(triton.cdiv(end, pixels),)](
-        x, weight.permute(2, 3, 1, 0).contiguous(), y, height, width, end,
-        C=channels, PIXELS=pixels, STAGES=STAGES, num_warps=warps,
+        x, weight.contiguous(memory_format=torch.channels_last), y, height, width, end,
+        C=channels, TURNED=turned, PIXELS=pixels, STAGES=STAGES, num_warps=warps,
     )  # fmt: skip
     return y
 
@@ -113,14 +128,15 @@ def _weight_gradient(x: Tensor, dy: Tensor) -> Tensor:
     return gradient.contiguous(memory_format=torch.channels_last)
 
 
-def _setup(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
-    ctx.save_for_backward(*inputs)
+def _setup(ctx: Any, inputs: tuple[Tensor, Tensor, bool], output: Tensor) -> None:
+    x, weight, turned = inputs
+    assert not turned  # which is a gradient already
+    ctx.save_for_backward(x, weight)
 
 
-def _backward(ctx: Any, dy: Tensor) -> tuple[Tensor, Tensor]:
+def _backward(ctx: Any, dy: Tensor) -> tuple[Tensor, Tensor, None]:
     x, weight = ctx.saved_tensors
-    dx = narrow_conv(dy, weight.flip(2, 3).transpose(0, 1))
-    return dx, _weight_gradient(x, dy).to(weight.dtype)
+    return narrow_conv(dy, weight, True), _weight_gradient(x, dy).to(weight.dtype), None
 
 
 narrow_conv.register_autograd(_backward, setup_context=_setup)

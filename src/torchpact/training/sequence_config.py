@@ -8,6 +8,7 @@ from torchpact._checks import check_count, check_number
 from torchpact.data.tasks import Addition, Logic, Parity, Sort, Task
 from torchpact.models.sequence import SequenceConfig
 from torchpact.modes import ACT, MODES, Discrete, Mode, Relaxed
+from torchpact.training.settings import from_plain
 
 Method = Literal["plain", "repeat", "act", "relaxed", "reinforce", "ponder"]
 """One iteration; always as many; ACT; the relaxed model; REINFORCE; PonderNet's expectation."""
@@ -189,13 +190,7 @@ class SequenceTrainConfig:
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "SequenceTrainConfig":
         """Build a configuration from what :meth:`to_dict` gave."""
-        known = {f.name for f in fields(cls)}
-        if unknown := sorted(set(values) - known):
-            raise ValueError(f"expected settings among {', '.join(sorted(known))}; got {', '.join(unknown)}")
-        values = dict(values)
-        values["network"] = SequenceConfig(**values["network"])
-        values["milestones"] = tuple(values.get("milestones", ()))
-        return cls(**values)
+        return from_plain(cls, SequenceConfig, values)
 
 
 def check_modes(names: tuple[str, ...]) -> None:

@@ -4,8 +4,6 @@ As for images, everything random is a function of the seed and the iteration, an
 captured in a CUDA graph. The states that a text leaves behind are part of the state of training.
 """
 
-from contextlib import AbstractContextManager, nullcontext
-
 import torch
 from torch import Tensor
 from torch.nn.utils import clip_grad_norm_
@@ -15,7 +13,7 @@ from torchpact._state import State
 from torchpact.baseline import EMABaseline
 from torchpact.models.sequence import SequenceNet
 from torchpact.training.capturing import Captured
-from torchpact.training.learns import Metrics
+from torchpact.training.iterations import Iterations
 from torchpact.training.sequence import lengths_of, sequence_loss
 from torchpact.training.sequence_config import SequenceTrainConfig, make_task
 from torchpact.training.state import (
@@ -32,7 +30,7 @@ Batch = tuple[Tensor, Tensor, Tensor | None]
 """Inputs, targets, and the lengths of sequences where they differ."""
 
 
-class SequenceLearner:
+class SequenceLearner(Iterations):
     """A network and its optimizer on one device; ``text`` is what to read, for those that read.
 
     >>> from torchpact.training.sequence_presets import sequence_preset
@@ -41,6 +39,8 @@ class SequenceLearner:
     >>> learner.metrics().iterations
     1
     """
+
+    config: SequenceTrainConfig
 
     def __init__(
         self,
@@ -82,29 +82,14 @@ class SequenceLearner:
         )
         self._sums = torch.zeros(3 + config.network.layers, dtype=torch.double, device=self.device)
         self._since = 0
-        self._captured = Captured(self.device) if self.capture else None
+        self._rate = config.lr
+        self.captured = Captured(self.device) if self.capture else None
 
     @property
     def pace(self) -> tuple[str, int]:
         """Characters or sequences, and how many of them in an iteration."""
         config = self.config
         return ("characters", config.batch * config.window) if config.is_text else ("sequences", config.batch)
-
-    def advance(self) -> None:
-        """Train for one iteration; on a GPU the work may still be under way on return."""
-        with self._on_stream():
-            if self._captured is not None and not self._captured.recorded:
-                self._prepare(self._captured)
-            self._set_learning_rate()
-            self._set_price()
-            self._turn_to_batch()
-            torch.manual_seed(derived_seed(self.config.seed, "iteration", self.iteration))
-            if self._captured is not None:
-                self._captured.replay()
-            else:
-                self._iterate()
-        self.iteration += 1
-        self._since += 1
 
     def _iterate(self) -> None:
         """An iteration on the batch at hand, all of it on the device."""
@@ -159,14 +144,6 @@ class SequenceLearner:
         inputs, targets = self.streams[number]
         return inputs, targets.unsqueeze(2), None
 
-    def _set_learning_rate(self) -> None:
-        rate = self.config.learning_rate(self.iteration)
-        if isinstance(self.lr, Tensor):
-            self.lr.fill_(rate)
-            return
-        for group in self.optimizer.param_groups:
-            group["lr"] = rate
-
     def _set_price(self) -> None:
         price = self.config.price(self.iteration)
         if isinstance(self._tau, Tensor):
@@ -175,29 +152,23 @@ class SequenceLearner:
             self._tau = price
 
     @torch.enable_grad()
-    def _prepare(self, captured: Captured) -> None:
-        """Warm up and capture the iteration, then put everything back as it was."""
+    def _prepare(self) -> None:
+        """Warm up and capture the iteration if need be, then put everything back as it was."""
+        if self.captured is None or self.captured.recorded:
+            return
         torch.cuda.synchronize(self.device)  # weights may still be on their way, from another stream
         before = copies(self.state())
         self._turn_to_batch()
-        captured.record(self._iterate, lambda: self.optimizer.zero_grad(set_to_none=True))
+        self.captured.record(self._iterate, lambda: self.optimizer.zero_grad(set_to_none=True))
         put_back(self.state(), before)
         self._sums.zero_()
 
     def wait(self) -> None:
         """Wait until the device has done all that was asked of it."""
-        if self._captured is not None:
-            self._captured.stream.synchronize()
+        if self.captured is not None:
+            self.captured.stream.synchronize()
         elif self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
-
-    def metrics(self) -> Metrics:
-        """Read the means since the last call; waits for the device."""
-        with self._on_stream():
-            sums = (self._sums / max(self._since, 1)).tolist()
-            self._sums.zero_()
-        count, self._since = self._since, 0
-        return Metrics(sums[0], sums[1], sums[2], sums[3:], count)
 
     def state(self) -> dict[str, Tensor]:
         """All tensors that make up the state of training, by name; not copies."""
@@ -211,16 +182,12 @@ class SequenceLearner:
     def load_state(self, tensors: dict[str, Tensor], iteration: int) -> None:
         """Continue from a state that :meth:`state` gave, at that iteration."""
         with self._on_stream():
-            if self._captured is None:
+            if self.captured is None:
                 make_room(self.model, self.optimizer, tensors)
-            elif not self._captured.recorded:
-                self._prepare(self._captured)
+            self._prepare()
             own = self.state()
             check_same_tensors(own, tensors)
             for name, value in own.items():
                 value.copy_(tensors[name])
             self.iteration, self._since = iteration, 0
             self._sums.zero_()
-
-    def _on_stream(self) -> AbstractContextManager[None]:
-        return nullcontext() if self._captured is None else self._captured.on_stream()

@@ -1,0 +1,104 @@
+"""Ctrl-C and SIGTERM: training stops after the iteration, saves, and goes on as if nothing had been."""
+
+import json
+import signal
+import threading
+
+import pytest
+from tests.training.small import config
+from tests.training.test_trainer import assert_same, tensors, trainer
+
+from torchpact.training import train_together
+from torchpact.training.loop import TrainingError
+from torchpact.training.stopping import SIGNALS, Stopped, on_signals
+
+
+def signalled(run, iteration, number=signal.SIGINT):
+    """Have the run receive a signal in the midst of an iteration."""
+    advance = run.learner.advance
+
+    def interrupted():
+        if run.learner.iteration + 1 == iteration:
+            signal.raise_signal(number)
+        advance()
+
+    run.learner.advance = interrupted
+    return run
+
+
+def events(folder):
+    kept = [json.loads(line) for line in (folder / "history.jsonl").read_text().splitlines()]
+    return [(event["kind"], event["iteration"]) for event in kept]
+
+
+# of iterations 1…12 some are logged, validated or saved after, and the last is all of these
+@pytest.mark.parametrize("number", SIGNALS)
+@pytest.mark.parametrize("iteration", [1, 3, 4, 5, 6, 11])
+def test_a_signal_keeps_what_was_learned(tmp_path, iteration, number):
+    trainer(tmp_path / "straight").run()
+    before = [signal.getsignal(each) for each in SIGNALS]
+    with pytest.raises(Stopped, match=f"stopped; kept: stopped at iteration {iteration}$"):
+        signalled(trainer(tmp_path / "stopped"), iteration, number).run()
+    assert [signal.getsignal(each) for each in SIGNALS] == before
+    second = trainer(tmp_path / "stopped", resume=True)
+    assert second.learner.iteration == iteration
+    second.run()
+    for name in ("last", "best"):
+        assert_same(tensors(tmp_path / "straight", name), tensors(tmp_path / "stopped", name))
+    assert events(tmp_path / "stopped") == events(tmp_path / "straight")
+
+
+def test_a_signal_in_the_last_iteration_changes_nothing(tmp_path):
+    results = signalled(trainer(tmp_path / "stopped"), 12).run()
+    assert results == trainer(tmp_path / "straight").run()
+
+
+def test_all_that_train_together_are_kept(tmp_path):
+    runs = [trainer(tmp_path / name, config(seed=seed)) for seed, name in enumerate("ab")]
+    signalled(runs[0], 5)
+    with pytest.raises(Stopped, match="kept: a at iteration 5, b at iteration 5$"):
+        train_together(runs)
+    again = [trainer(tmp_path / name, config(seed=seed), resume=True) for seed, name in enumerate("ab")]
+    assert [run.learner.iteration for run in again] == [5, 5]
+
+
+def test_what_cannot_be_kept_is_told(tmp_path, monkeypatch):
+    run = signalled(trainer(tmp_path / "a"), 5)
+
+    def full():
+        raise TrainingError("no space left")
+
+    monkeypatch.setattr(run, "keep", full)
+    with pytest.raises(Stopped, match=r"kept: a not \(no space left\)$"):
+        run.run()
+
+
+def test_a_second_signal_acts_at_once():
+    with pytest.raises(KeyboardInterrupt), on_signals() as stop:  # noqa: PT012 — which of the two, is the point
+        assert not stop.asked
+        signal.raise_signal(signal.SIGINT)
+        assert stop.asked
+        signal.raise_signal(signal.SIGINT)
+
+
+def test_ignored_signals_stay_ignored():
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with on_signals() as stop:
+            signal.raise_signal(signal.SIGINT)
+            assert not stop.asked
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_other_threads_train_without():
+    entered = []
+
+    def work():
+        with on_signals() as stop:
+            entered.append(stop.asked)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert entered == [False]
