@@ -55,6 +55,13 @@ def test_train_warm_start_and_evaluate_work_together(run, tmp_path):
     )
     assert code == 0
     assert json.loads(out)["thresholded"] == trained["thresholded"]
+    # it can learn from the network it starts from, or from another
+    for number, options in enumerate((("--distill", 0.5), ("--teacher", "resnet32-plain"))):
+        folder = tmp_path / f"taught{number}"
+        assert run("train", folder, *SMALL, "--warm-start", start, *options)[0] == 0
+        record = json.loads((folder / "run.json").read_text())
+        assert record["config"]["distill"] == (0.5, 0.9)[number]
+        assert ("plain/last.safetensors", "resnet32-plain")[number] in record["teacher"]
     # a folder is as good as its last checkpoint; one that has none is told
     folder = run("evaluate", tmp_path / "psact", "--data", "sample", "--mode", "thresholded", "--json")
     assert folder[:2] == (0, out)

@@ -1,8 +1,13 @@
-"""Writing files that are there in full or not at all."""
+"""Files that are there in full or not at all, and where those live that can be had again."""
 
 import os
 import uuid
 from pathlib import Path
+
+
+def user_cache() -> Path:
+    """Return the folder of what can be fetched or made again: ~/.cache/torchpact, or in $XDG_CACHE_HOME."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "torchpact"
 
 
 def write_whole(path: Path, data: bytes, keep: Path | None = None) -> None:

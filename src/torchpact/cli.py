@@ -1,6 +1,9 @@
 """The command line: one program, ``torchpact``."""
 
+import inspect
+import re
 import sys
+from collections.abc import Callable
 from typing import Annotated, Any, NoReturn
 
 import torch
@@ -65,13 +68,13 @@ def _options(
         print(context.get_help())
 
 
-app.command()(demo)
-app.command()(train)
-app.command()(evaluate)
-app.command()(maps)
-app.command()(bench)
-app.command()(report)
-app.command()(reproduce)
+def _paragraphs(command: Callable[..., None]) -> str:
+    """Its documentation with each paragraph in one line, to be broken where the terminal ends."""
+    return re.sub(r"(?<!\n)\n(?!\n)", " ", inspect.getdoc(command) or "")
+
+
+for _command in (demo, train, evaluate, maps, bench, report, reproduce):
+    app.command(help=_paragraphs(_command))(_command)
 app.add_typer(data, name="data")
 app.add_typer(zoo, name="zoo")
 

@@ -8,7 +8,7 @@ import pytest
 from tests.training import small
 from torchpact.experiments import EXPERIMENTS, SCALES, Archive, Run, make, missing
 from torchpact.experiments.archive import _UNIMPORTANT
-from torchpact.experiments.runs import with_warm
+from torchpact.experiments.runs import with_needed
 from torchpact.training import train_together
 
 
@@ -162,13 +162,13 @@ def test_a_damaged_result_is_named(archive):
 
 def important(run):
     values = {k: v for k, v in run.config.to_dict().items() if k not in _UNIMPORTANT}
-    return repr(values), run.warm and run.warm.name
+    return repr(values), tuple(other.name for other in run.needs)
 
 
 @pytest.mark.parametrize("scale", SCALES.values(), ids=list(SCALES))
 def test_runs_of_one_name_are_the_same_and_the_same_runs_have_one_name(scale):
     runs = [run for e in EXPERIMENTS.values() for run in e.runs(scale, [0, 1, 2])]
-    runs += [run.warm for run in runs if run.warm]
+    runs = with_needed(runs) + runs
     names: dict[str, object] = {}
     contents: dict[object, str] = {}
     for run in runs:
@@ -179,5 +179,5 @@ def test_runs_of_one_name_are_the_same_and_the_same_runs_have_one_name(scale):
 def test_of_a_run_in_two_figures_the_one_with_more_validations_is_made():
     scale = SCALES["fast"]
     runs = [run for name in ("fig5", "fig3") for run in EXPERIMENTS[name].runs(scale, [0])]
-    (chosen,) = (run for run in with_warm(runs) if run.name == "resnet32-relaxed-tau0.01-seed0")
+    (chosen,) = (run for run in with_needed(runs) if run.name == "resnet32-relaxed-tau0.01-seed0")
     assert chosen.config.validate_every == 2000

@@ -5,9 +5,9 @@ import signal
 import threading
 
 import pytest
+
 from tests.training.small import config
 from tests.training.test_trainer import assert_same, tensors, trainer
-
 from torchpact.training import train_together
 from torchpact.training.loop import TrainingError
 from torchpact.training.stopping import SIGNALS, Stopped, on_signals
@@ -56,7 +56,7 @@ def test_a_signal_in_the_last_iteration_changes_nothing(tmp_path):
 def test_all_that_train_together_are_kept(tmp_path):
     runs = [trainer(tmp_path / name, config(seed=seed)) for seed, name in enumerate("ab")]
     signalled(runs[0], 5)
-    with pytest.raises(Stopped, match="kept: a at iteration 5, b at iteration 5$"):
+    with pytest.raises(Stopped, match=r"kept: a at iteration 5, b at iteration 5$"):
         train_together(runs)
     again = [trainer(tmp_path / name, config(seed=seed), resume=True) for seed, name in enumerate("ab")]
     assert [run.learner.iteration for run in again] == [5, 5]

@@ -30,7 +30,8 @@ def _data(context: typer.Context) -> None:
 @app.command()
 def cifar10(
     source: Annotated[
-        Path | None, typer.Option("--from", help="A copy at hand: archive or folder, binary or PNG version.")
+        Path | None,
+        typer.Option("--from", exists=True, help="A copy at hand: archive or folder, binary or PNG version."),
     ] = None,
     root: Root = None,
 ) -> None:
@@ -47,7 +48,9 @@ def cifar10(
 def enwik8(
     source: Annotated[
         Path | None,
-        typer.Option("--from", help="A copy at hand: the file, packed or not, or where it is in."),
+        typer.Option(
+            "--from", exists=True, help="A copy at hand: the file, packed or not, or where it is in."
+        ),
     ] = None,
     root: Root = None,
 ) -> None:

@@ -37,7 +37,8 @@ def train(
         str | None, typer.Option(help=f"{', '.join(TASKS)}: sequences instead of images.", show_default=False)
     ] = None,
     method: Annotated[
-        str, typer.Option(help="plain, relaxed, reinforce or act; for sequences also repeat and ponder.")
+        str,
+        typer.Option(help="plain, relaxed, reinforce, act or random; for sequences also repeat and ponder."),
     ] = "relaxed",
     preset_name: Annotated[
         str | None,
@@ -62,6 +63,19 @@ def train(
             help="Checkpoint of a plain network to start from; {seed} is filled in.", rich_help_panel=IMAGES
         ),
     ] = None,
+    teacher: Annotated[
+        str | None,
+        typer.Option(
+            help="Checkpoint of a plain network to learn from; by default that of --warm-start.",
+            rich_help_panel=IMAGES,
+        ),
+    ] = None,
+    distill: Annotated[
+        float | None,
+        typer.Option(
+            help="How much the teacher counts, from 0 to 1; with --teacher 0.9.", rich_help_panel=IMAGES
+        ),
+    ] = None,
     clip: Annotated[
         float | None,
         typer.Option(help="δ, below which a relaxed position is skipped.", rich_help_panel=IMAGES),
@@ -76,6 +90,13 @@ def train(
         bool | None,
         typer.Option(
             "--halting-norm", help="Batch norm in the halting heads, as SACT.", rich_help_panel=IMAGES
+        ),
+    ] = None,
+    random_steps: Annotated[
+        list[float] | None,
+        typer.Option(
+            help="Mean steps of a block decided by lot, by --method random; once for each block.",
+            rich_help_panel=IMAGES,
         ),
     ] = None,
     precision: Annotated[
@@ -139,6 +160,8 @@ def train(
     of_images: dict[str, Any] = {
         "network": network,
         "warm_start": warm_start,
+        "teacher": teacher,
+        "distill": 0.9 if teacher is not None and distill is None else distill,
         "clip": clip,
         "group": group,
         "per": per,
@@ -146,6 +169,7 @@ def train(
         "precision": precision,
         "deterministic": deterministic,
         "images": images,
+        "random_steps": random_steps or None,
     }
     of_sequences: dict[str, Any] = {
         "cell": cell,
@@ -207,14 +231,16 @@ def _image_trainers(
     parts = {k: given[k] for k in ("per", "group", "halting_norm") if given[k] is not None}
     settings = common | {
         "clip": given["clip"],
+        "distill": given["distill"],
         "precision": given["precision"] or ("bf16" if place.type == "cuda" else "fp32"),
         "deterministic": given["deterministic"],
+        "random_steps": given["random_steps"] and tuple(given["random_steps"]),
         "network": ResNetConfig(units=units, adaptive=common["method"] != "plain", **parts),
     }
     base = preset(preset_name, **{k: v for k, v in settings.items() if v is not None})
     configs = [replace(base, tau=t, seed=s) for t in taus or [base.tau] for s in seeds or [0]]
     train_set, test_set = load_data(data, place, given["images"])
-    start: str | None = given["warm_start"]
+    start, teacher = given["warm_start"], given["teacher"]
     return [
         Trainer(
             config,
@@ -222,6 +248,7 @@ def _image_trainers(
             train_set,
             test_set,
             initial=None if start is None else network_file(start.format(seed=config.seed)),
+            teacher=None if teacher is None else network_file(teacher.format(seed=config.seed)),
             **options,
         )
         for config, folder in zip(configs, _folders(out, configs), strict=True)

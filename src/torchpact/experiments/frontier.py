@@ -13,25 +13,38 @@ from torchpact.models import ResNetConfig
 from torchpact.training import preset
 
 TAUS = {32: (0.03, 0.02, 0.01, 0.005), 110: (0.01, 0.005, 0.002)}
+DISTILL = 0.9
 
 
 def runs(scale: Scale, seeds: list[int]) -> list[Run]:
-    """Plain networks and PSACT from them, both by the preset ``strong``, whatever the scale, unless smoke."""
+    """Plain networks and PSACT from them, all by the preset ``strong``, whatever the scale, unless smoke.
+
+    The teacher of all is a plain ResNet-110 of the same seed, which had none.
+    """
     small = scale.name == "smoke"
     settings = scale.settings if small else {}
     found = []
-    for depth, taus in TAUS.items():
-        units = scale.depths[depth]
-        for seed in seeds:
-            network = ResNetConfig(units=units, adaptive=False)
-            start = Run(preset("strong", method="plain", network=network, seed=seed, **settings))
-            found.append(start)
+    for seed in seeds:
+        common = settings | {"seed": seed}
+        teacher = _plain(scale.depths[110], common)
+        found.append(teacher)
+        for depth, taus in TAUS.items():
+            units = scale.depths[depth]
+            start = teacher
+            if depth != 110:
+                start = _plain(units, common | {"distill": DISTILL}, teacher)
+                found += [_plain(units, common), start]
             network = ResNetConfig(units=units)
             found += [
-                Run(preset("strong", network=network, tau=tau, seed=seed, **settings), start)
+                Run(preset("strong", network=network, tau=tau, distill=DISTILL, **common), start, teacher)
                 for tau in taus[: 1 if small else None]
             ]
     return found
+
+
+def _plain(units: int, settings: dict[str, Any], teacher: Run | None = None) -> Run:
+    network = ResNetConfig(units=units, adaptive=False)
+    return Run(preset("strong", method="plain", network=network, **settings), teacher=teacher)
 
 
 def draw(archive: Archive, scale: Scale, seeds: list[int], folder: Path) -> list[Path]:
@@ -57,10 +70,14 @@ def draw(archive: Archive, scale: Scale, seeds: list[int], folder: Path) -> list
                 style = {"marker": "*", "linestyle": ""} if mode == "plain" else {"marker": "s"}
                 name = "plain" if mode == "plain" else "PSACT, thresholded"
                 draw_points(axes, points, name, color=color, **style)
-                if mode != "plain":
-                    labels += [
-                        Label(p["mflops"].mean, p["accuracy"].mean, f"{p['tau']:g}", color) for p in points
-                    ]
+                texts = [
+                    f"{g[0].config.tau:g}" if mode != "plain" else "taught" if g[0].teacher else "by labels"
+                    for g in groups
+                ]
+                labels += [
+                    Label(p["mflops"].mean, p["accuracy"].mean, text, color)
+                    for p, text in zip(points, texts, strict=True)
+                ]
             if scale.depths[depth] == (depth - 2) // 6:
                 for other in PUBLISHED[depth]:
                     axes.plot(other.mflops, other.accuracy, "o", color=GREY, markerfacecolor="none")

@@ -27,7 +27,11 @@ class SequenceRun:
     """A network to train on sequences; it starts from nothing."""
 
     config: SequenceTrainConfig
-    warm: None = None
+
+    @property
+    def needs(self) -> tuple["SequenceRun", ...]:
+        """None that it starts from."""
+        return ()
 
     @property
     def name(self) -> str:

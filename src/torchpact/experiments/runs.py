@@ -55,8 +55,8 @@ class AnyRun(Protocol):
         """What is trained, and how."""
 
     @property
-    def warm(self) -> "AnyRun | None":
-        """The run from whose weights it starts."""
+    def needs(self) -> "tuple[AnyRun, ...]":
+        """The runs whose weights it starts or learns from."""
 
     @property
     def kind(self) -> object:
@@ -68,10 +68,16 @@ R = TypeVar("R", bound=AnyRun)
 
 @dataclass(frozen=True)
 class Run:
-    """A network to train, from the weights of a plain one or from nothing."""
+    """A network to train, from the weights of a plain one or from nothing, and perhaps by a teacher."""
 
     config: TrainConfig
     warm: "Run | None" = None
+    teacher: "Run | None" = None
+
+    @property
+    def needs(self) -> tuple["Run", ...]:
+        """The runs whose weights it starts or learns from."""
+        return tuple(run for run in (self.warm, self.teacher) if run is not None)
 
     @property
     def name(self) -> str:
@@ -89,6 +95,8 @@ class Run:
         parts = [f"resnet{6 * network.units + 2}", config.method]
         if config.schedule != usual.schedule:
             parts.append("strong")
+        if self.teacher is not None:
+            parts.append(f"taught{6 * self.teacher.config.network.units + 2}")
         if config.method == "random":
             parts.append("steps" + "-".join(f"{steps:g}" for steps in config.random_steps))
         elif config.method != "plain":
@@ -156,31 +164,45 @@ def looks(scale: Scale, count: int) -> dict[str, Any]:
     return {"validate_every": max(iterations // count, 1)}
 
 
-def with_warm(runs: Iterable[AnyRun]) -> list[AnyRun]:
-    """The runs and those they start from, once each, the latter first.
+def with_needed(runs: Iterable[AnyRun]) -> list[AnyRun]:
+    """The runs and those they need, once each, the latter first.
 
     Of a run that several experiments need, it is the one that is validated most often.
     """
     found: dict[str, AnyRun] = {}
+
+    def find(run: AnyRun) -> None:
+        for one in run.needs:
+            find(one)
+        other = found.setdefault(run.name, run)
+        if run.config.validate_every < other.config.validate_every:
+            found[run.name] = run
+
     for run in runs:
-        for one in (run.warm, run):
-            if one is not None:
-                other = found.setdefault(one.name, one)
-                if one.config.validate_every < other.config.validate_every:
-                    found[one.name] = one
-    return sorted(found.values(), key=lambda run: run.config.method != "plain")
+        find(run)
+    return sorted(found.values(), key=rank)
+
+
+def rank(run: AnyRun) -> int:
+    """How many runs must come before it, one after the other.
+
+    >>> start = Run(preset("fast", method="plain"))
+    >>> rank(start), rank(Run(preset("fast"), start))
+    (0, 1)
+    """
+    return 1 + max(map(rank, run.needs)) if run.needs else 0
 
 
 def batches(runs: Sequence[R], together: int) -> list[list[R]]:
-    """Divide runs into those to train at once, as evenly as can be; plain ones, which others need, first.
+    """Divide runs into those to train at once, as evenly as can be; those that others need, first.
 
     >>> [len(part) for part in batches([Run(preset("fast", seed=s)) for s in range(9)], 8)]
     [5, 4]
     """
     parts = []
-    for first in (True, False):
+    for level in sorted({rank(run) for run in runs}):
         # those of one kind next to each other: what is compiled for one serves all
-        same = sorted((r for r in runs if (r.config.method == "plain") == first), key=lambda r: repr(r.kind))
+        same = sorted((r for r in runs if rank(r) == level), key=lambda r: repr(r.kind))
         count = -(-len(same) // together)
         sizes = [len(same) // count + (k < len(same) % count) for k in range(count)] if count else []
         for size in sizes:

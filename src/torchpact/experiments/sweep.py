@@ -9,7 +9,7 @@ import torch
 from torchpact.data import Images
 from torchpact.experiments.archive import Archive
 from torchpact.experiments.rnn_runs import SequenceRun
-from torchpact.experiments.runs import AnyRun, Run, batches, with_warm
+from torchpact.experiments.runs import AnyRun, Run, batches, with_needed
 from torchpact.training import (
     SequenceTrainer,
     Texts,
@@ -23,11 +23,11 @@ from torchpact.training.config import Precision
 
 def missing(runs: Iterable[AnyRun], archive: Archive) -> list[AnyRun]:
     """The runs that are not finished, and those whose weights they start from, which come first."""
-    everything = with_warm(runs)
+    everything = with_needed(runs)
     needed = {run.name for run in everything if archive.record(run) is None}
-    for run in everything:
-        if run.name in needed and run.warm is not None and archive.weights(run.warm) is None:
-            needed.add(run.warm.name)
+    for run in reversed(everything):
+        if run.name in needed:
+            needed |= {other.name for other in run.needs if archive.weights(other) is None}
     return [run for run in everything if run.name in needed]
 
 
@@ -48,7 +48,7 @@ def make(
     where. What was begun goes on from its last checkpoint. A run that fails, or cannot start since
     another one has, does not keep the others from being made.
     """
-    runs = with_warm(runs)
+    runs = with_needed(runs)
     archive.recover(runs)
     problems: list[str] = []
     place = device or (torch.device("cpu") if train is None else train.images.device)
@@ -56,8 +56,9 @@ def make(
     for part in batches(missing(runs, archive), together):
         trainers: dict[str, tuple[AnyRun, TrainingLoop[Any]]] = {}
         for run in part:
-            if run.warm is not None and run.warm.name in failed:
+            if any(other.name in failed for other in run.needs):
                 problems.append(f"{run.name}: has nothing to start from")
+                failed.add(run.name)
                 continue
             try:
                 trainer = _trainer(run, archive, train, test, texts, place)
@@ -95,5 +96,7 @@ def _trainer(
         raise ValueError("expected images to train on, got none")
     precision: Precision = "bf16" if device.type == "cuda" else "fp32"
     config = begun or replace(run.config, precision=precision)
-    initial = None if run.warm is None else archive.weights(run.warm)
-    return Trainer(config, folder, train, test, resume=True, initial=initial)
+    initial, teacher = (
+        None if other is None else archive.weights(other) for other in (run.warm, run.teacher)
+    )
+    return Trainer(config, folder, train, test, resume=True, initial=initial, teacher=teacher)

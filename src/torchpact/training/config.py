@@ -49,6 +49,10 @@ class TrainConfig:
     schedule: Literal["steps", "cosine"] = "steps"
     milestones: tuple[float, ...] = (0.6, 0.75, 0.9)
     label_smoothing: float = 0.0
+    distill: float = 0.0
+    """How much a teacher's outputs count, where labels count the rest to 1."""
+    distill_temperature: float = 4.0
+    """By what both outputs are divided to be compared."""
     pad: int = 2
     """By how many pixels images are shifted at most."""
     tau_ramp: float = 0.0
@@ -88,6 +92,8 @@ class TrainConfig:
             raise ValueError("expected sgd with momentum for nesterov")
         check_count("pad", self.pad, minimum=0)
         check_number("label_smoothing", self.label_smoothing, 0, 1, open_high=True)
+        check_number("distill", self.distill, 0, 1)
+        check_number("distill_temperature", self.distill_temperature, 0, open_low=True, open_high=True)
         check_number("tau_ramp", self.tau_ramp, 0, 1)
         check_number("lr", self.lr, 0, open_low=True, open_high=True)
         check_number("tau", self.tau, 0, open_high=True)

@@ -36,6 +36,7 @@ from torchpact.training.state import (
     make_room,
     put_back,
 )
+from torchpact.training.teaching import Teacher, divergence
 
 
 class Learner(Iterations):
@@ -52,6 +53,7 @@ class Learner(Iterations):
         data: Images,
         device: torch.device | str = "cpu",
         *,
+        teacher: ResNet | None = None,
         compile: bool | None = None,
         capture: bool | None = None,
     ) -> None:
@@ -76,9 +78,15 @@ class Learner(Iterations):
             distributed.with_global_norms(model)
         memory = torch.channels_last if on_gpu else torch.contiguous_format
         self.model: ResNet = model.to(self.device, memory_format=memory)  # type: ignore[call-overload]
-        if on_gpu and self.compile and config.precision == "bf16":
+        own_kernels = on_gpu and self.compile and config.precision == "bf16"
+        if own_kernels:
             # they need Triton, which comes with torch for CUDA but not for CPUs
             importlib.import_module("torchpact.training.kernels").with_own_kernels(self.model)
+        if (teacher is None) != (config.distill == 0):
+            raise ValueError(
+                f"expected a teacher where distill is not 0, and only there; it is {config.distill:g}"
+            )
+        self.teacher = teacher and Teacher(teacher, self.device, config.precision, own_kernels)
         self.baseline = EMABaseline(config.baseline_decay).to(self.device)
         self.lr = torch.tensor(config.lr, device=self.device) if self.capture else config.lr
         self.optimizer = self._make_optimizer()
@@ -132,6 +140,9 @@ class Learner(Iterations):
         logits = logits.float()
         smoothing = config.label_smoothing
         nll = F.cross_entropy(logits, labels, reduction="none", label_smoothing=smoothing)
+        if self.teacher is not None:
+            given = divergence(logits, self.teacher(images), config.distill_temperature)
+            nll = config.distill * given + (1 - config.distill) * nll
         if config.method == "reinforce":
             loss = reinforce_loss(nll, ponders, self._tau, self._past_reward)
         else:
@@ -139,7 +150,7 @@ class Learner(Iterations):
         with torch.no_grad():
             reported = loss if config.method != "reinforce" else map_loss(nll, ponders, self._tau)
             right = (logits.argmax(1) == labels).float().mean()
-            if smoothing:
+            if smoothing or self.teacher is not None:
                 nll = F.cross_entropy(logits, labels, reduction="none")
             sums = [reported, nll.mean(), right, *(p.expected_steps.mean() for p in ponders)]
             report = torch.stack([s.detach().float() for s in sums]).double()

@@ -21,7 +21,8 @@ from torchpact.training.variance import gradient_variance
 class Trainer(TrainingLoop[Learner]):
     """Trains one network on images; several can take turns on one device, see :func:`train_together`.
 
-    ``initial`` is the checkpoint of a plain network to start from.
+    ``initial`` is the checkpoint of a plain network to start from, ``teacher`` that of one to learn from, if
+    the configuration says so; by default the same.
     """
 
     def __init__(
@@ -33,11 +34,14 @@ class Trainer(TrainingLoop[Learner]):
         *,
         resume: bool = False,
         initial: Path | None = None,
+        teacher: Path | None = None,
         report: Callable[[Event], None] = lambda event: None,
         tensorboard: bool = False,
         **learner_options: Any,
     ) -> None:
-        learner = Learner(config, train, train.images.device, **learner_options)
+        taught_by = (teacher or initial) if config.distill else teacher
+        known = None if taught_by is None else distributed.on_first(lambda: load_model(taught_by))[0]
+        learner = Learner(config, train, train.images.device, teacher=known, **learner_options)
 
         def validate() -> dict[str, Any]:
             seed = derived_seed(config.seed, "validation")
@@ -60,9 +64,13 @@ class Trainer(TrainingLoop[Learner]):
             folder,
             validate,
             start=start,
-            # the run and the file: where on this machine it lies is nobody else's affair
-            about={"warm_start": None if initial is None else f"{initial.parent.name}/{initial.name}"},
+            about={"warm_start": _named(initial), "teacher": _named(taught_by)},
             resume=resume,
             report=report,
             tensorboard=tensorboard,
         )
+
+
+def _named(checkpoint: Path | None) -> str | None:
+    """The run and the file: where on this machine it lies is nobody else's affair."""
+    return None if checkpoint is None else f"{checkpoint.parent.name}/{checkpoint.name}"
