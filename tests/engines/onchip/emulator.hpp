@@ -45,6 +45,7 @@ alignas(128) static unsigned char memory[SHARED_BYTES];
 
 inline void copy(int to, const void* from) { std::memcpy(memory + to, from, 16); }
 inline void copied() {}
+inline long long clock64() { static long long now; return ++now; }
 
 namespace emulator {
 inline void fail(const char* what) {
@@ -118,13 +119,19 @@ template <class T> T exchange(int what, T value, int from) {
 template <class T> T __shfl_xor_sync(unsigned, T v, int mask) { return exchange(1, v, (threadIdx.x % 32) ^ mask); }
 template <class T> T __shfl_up_sync(unsigned, T v, int by) { return exchange(2, v, threadIdx.x % 32 - by); }
 template <class T> T __shfl_sync(unsigned, T v, int lane) { return exchange(3, v, lane); }
+inline void __syncwarp() { exchange(6, 0, -1); }
 inline bool __any_sync(unsigned, bool v) {
     unsigned any = v;
     for (int d = 1; d < 32; d *= 2) any |= __shfl_xor_sync(~0u, any, d);
     return any;
 }
+inline unsigned __ballot_sync(unsigned, bool v) {
+    unsigned all = (unsigned)v << threadIdx.x % 32;
+    for (int d = 1; d < 32; d *= 2) all |= __shfl_xor_sync(~0u, all, d);
+    return all;
+}
+inline int __ffs(unsigned v) { return __builtin_ffs(v); }
 inline int __popc(unsigned v) { return __builtin_popcount(v); }
-inline unsigned atomicAnd(unsigned* at, unsigned v) { unsigned old = *at; *at = old & v; return old; }
 
 inline float to_float(unsigned short bits) {
 #if HALF
@@ -207,4 +214,8 @@ inline void multiply(float (&c)[4], const unsigned (&a)[4], unsigned b0, unsigne
                 for (int k = 0; k < 16; ++k) sum += left[i / 4 + j / 2 * 8][k] * right[k][i % 4 * 2 + j % 2];
             }
     });
+}
+inline void multiply_new(float (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
+    c[0] = c[1] = c[2] = c[3] = 0;
+    multiply(c, a, b0, b1);
 }

@@ -136,6 +136,20 @@ def test_scattered_pixels_meet_few_bank_conflicts():
 
 
 @needs_compiler
+@pytest.mark.parametrize(("down", "every"), [(1, 8), (8, 4), (3, 5)])
+def test_pixels_that_lie_badly_for_the_banks(down, every):
+    """Diagonals, whose pixels all start at the same bank, and columns: lists take them as they are."""
+    model, images = with_blobs(tp.models.ResNetConfig(units=3), batch=2, active=0.25)
+    row, column = torch.arange(32)[:, None], torch.arange(32)
+    images[:, 0] = ((column + down * row) % every != 0).float()
+    logits, ponders = engine(model.half(), reverse=True)(images.half())
+    expected, references = reference(model, images.half())
+    assert 1 < references[0].steps.double().mean() < 3
+    assert torch.equal(ponders[0].steps, references[0].steps)
+    assert relative(logits, expected) < 1e-3
+
+
+@needs_compiler
 @pytest.mark.parametrize("bias", [-9.0, 9.0])
 def test_all_and_none_active(bias):
     model = tell_heads(tame(lively(2, units=3)), bias).half()

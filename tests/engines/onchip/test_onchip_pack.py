@@ -44,12 +44,13 @@ def test_convolutions_are_packed_tap_by_tap():
     assert packed.numel() == 9 * 32 * (16 + 3 * 32) + pack.AHEAD * 16 * 32
 
 
-def test_heads_keep_the_centre_for_the_ninth_column():
+def test_heads_keep_the_centre_for_the_ninth_column_and_the_mean_for_the_tenth():
     head = lively(units=2).blocks[0].halting[0]
     matrix = unpacked(pack.pack_heads([head]).view(1, 1, 32, 8), 16, 16)
     assert torch.equal(matrix[:, 8], head.conv.weight[0, :, 1, 1])
     assert torch.equal(matrix[:, 4], head.conv.weight[0, :, 1, 2])
-    assert not matrix[:, 9:].any()
+    assert torch.equal(matrix[:, 9], head.linear.weight[0])
+    assert not matrix[:, 10:].any()
 
 
 def test_norms_have_a_row_for_every_unit():

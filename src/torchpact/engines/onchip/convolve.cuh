@@ -18,54 +18,27 @@ struct Rows {
     }
 };
 
-// What a warp adds to its sums of an image, in registers for as long as pixels are of the same image. No atomics: the
-// order is fixed, and so are the results.
-struct Sums {
-    float added[N_TILES][2];
-    int image;
-    DEVICE Sums() : image(-1) { reset(); }
-    DEVICE void reset() {
-#pragma unroll
-        for (int n = 0; n < N_TILES; ++n) added[n][0] = added[n][1] = 0;
-    }
-    DEVICE void flush(int warp, int lane) {
-        float* to = array<float>(PARTS) + (image * WARPS + warp) * WIDE_N;
-#pragma unroll
-        for (int n = 0; n < N_TILES; ++n)
-#pragma unroll
-            for (int j = 0; j < 2; ++j) {
-                float v = added[n][j];
-                v += __shfl_xor_sync(~0u, v, 4);
-                v += __shfl_xor_sync(~0u, v, 8);
-                v += __shfl_xor_sync(~0u, v, 16);
-                if (lane < 4) to[8 * n + 2 * lane + j] += v;
-            }
-        reset();
-    }
-    DEVICE void finish(int warp, int lane) {
-        if (image >= 0) flush(warp, lane);
-        image = -1;
-    }
-    DEVICE void of(int next, int warp, int lane) {
-        if (next != image && image >= 0) flush(warp, lane);
-        image = next;
-    }
-};
-
 // What a convolution reads: x, y, or the map before, which lies in x.
 template <bool FIRST, bool ENTRY> struct Source {
-    static constexpr int C = ENTRY ? IN : CHANNELS, K = C / 16, ROW = ENTRY ? IN_PITCH : PITCH, T = ENTRY ? 1 : TALL;
-    static DEVICE void load(unsigned (&a)[4], int slot, int k) {
-        load_rows(a, (FIRST ? X : Y) + (chunk_at<C>(slot, threadIdx.x % 32 / 16) ^ k << 5));
+    static constexpr int C = ENTRY ? IN : CHANNELS, K = C / 16, ROW = ENTRY ? IN_PITCH : PITCH;
+    static constexpr int NEXT = ENTRY ? IN_PLANE : SLOT_PLANE;
+    static DEVICE int start(int slot) { return (FIRST ? X : Y) + 16 * slot + NEXT * (threadIdx.x % 32 / 16); }
+    // By constants from the start: no address has to be computed.
+    static DEVICE void load(unsigned (&a)[4], int start, int row, int column, int k) {
+        load_rows(a, start + 16 * (row * ROW + column) + 2 * NEXT * k);
     }
 };
 
-template <int N> DEVICE void multiply_all(float (&c)[N][4], const unsigned (&a)[4], const uint4 (&w)[N / 2]) {
+template <bool NEW, int N> DEVICE void multiply_all(float (&c)[N][4], const unsigned (&a)[4], const uint4 (&w)[N / 2]) {
 #pragma unroll
-    for (int n = 0; n < N / 2; ++n) {
-        multiply(c[2 * n], a, w[n].x, w[n].y);
-        multiply(c[2 * n + 1], a, w[n].z, w[n].w);
-    }
+    for (int n = 0; n < N / 2; ++n)
+        if (NEW) {
+            multiply_new(c[2 * n], a, w[n].x, w[n].y);
+            multiply_new(c[2 * n + 1], a, w[n].z, w[n].w);
+        } else {
+            multiply(c[2 * n], a, w[n].x, w[n].y);
+            multiply(c[2 * n + 1], a, w[n].z, w[n].w);
+        }
 }
 
 // All weights of a group of outputs, in registers for a whole list.
@@ -78,18 +51,21 @@ template <class From> struct Held {
 #pragma unroll
             for (int n = 0; n < N_TILES / 2; ++n) all[s][n] = fetch(weights + s * FRAGMENTS + n * 32);
     }
-    template <int M> DEVICE void convolve(float (&c)[M][From::T][N_TILES][4], const int (&slot)[M], bool) const {
+    template <int M, int T> DEVICE void convolve(float (&c)[M][T][N_TILES][4], const int (&start)[M], bool) const {
 #pragma unroll
-        for (int row = 0; row < 2 + From::T; ++row)
+        for (int row = 0; row < 2 + T; ++row)
 #pragma unroll
             for (int s = 0; s < 3 * From::K; ++s)
 #pragma unroll
                 for (int m = 0; m < M; ++m) {
                     unsigned a[4];
-                    From::load(a, slot[m] + (row - 1) * From::ROW + s / From::K - 1, s % From::K);
+                    From::load(a, start[m], row - 1, s / From::K - 1, s % From::K);
 #pragma unroll
-                    for (int t = 0; t < From::T; ++t)
-                        if (row - t >= 0 && row - t < 3) multiply_all(c[m][t], a, all[(row - t) * 3 * From::K + s]);
+                    for (int t = 0; t < T; ++t)
+                        if (row == t && s == 0)
+                            multiply_all<true>(c[m][t], a, all[s]);
+                        else if (row - t >= 0 && row - t < 3)
+                            multiply_all<false>(c[m][t], a, all[(row - t) * 3 * From::K + s]);
                 }
     }
 };
@@ -109,11 +85,17 @@ template <class From> struct Streamed {
 #pragma unroll
             for (int n = 0; n < N_TILES / 2; ++n) next[d][n] = fetch(weights + d * FRAGMENTS + n * 32);
     }
-    template <int M> DEVICE void convolve(float (&c)[M][From::T][N_TILES][4], const int (&slot)[M], bool again) const {
+    template <int M, int T> DEVICE void convolve(float (&c)[M][T][N_TILES][4], int (&place)[M], bool again) const {
         if (again) start();
+#pragma unroll
+        for (int m = 0; m < M; ++m)
+#pragma unroll
+            for (int t = 0; t < T; ++t)
+#pragma unroll
+                for (int n = 0; n < N_TILES; ++n) c[m][t][n][0] = c[m][t][n][1] = c[m][t][n][2] = c[m][t][n][3] = 0;
         const uint4* from = weights + D * FRAGMENTS;
 #pragma unroll 1
-        for (int row = -From::ROW; row <= From::ROW; row += From::ROW)
+        for (int row = 0; row < 3; ++row) {
 #pragma unroll
             for (int s = 0; s < STEPS_OF_ROW; ++s) {
                 uint4 now[N_TILES / 2];
@@ -123,12 +105,15 @@ template <class From> struct Streamed {
 #pragma unroll
                 for (int m = 0; m < M; ++m)
 #pragma unroll
-                    for (int t = 0; t < From::T; ++t) {
+                    for (int t = 0; t < T; ++t) {
                         unsigned a[4];
-                        From::load(a, slot[m] + row + t * From::ROW + s / From::K - 1, s % From::K);
-                        multiply_all(c[m][t], a, now);
+                        From::load(a, place[m], t - 1, s / From::K - 1, s % From::K);
+                        multiply_all<false>(c[m][t], a, now);
                     }
             }
+#pragma unroll
+            for (int m = 0; m < M; ++m) place[m] += 16 * From::ROW;
+        }
     }
 };
 
@@ -141,161 +126,108 @@ template <class From> using Weights = Streamed<From>;
 // Scale and shift of a lane's outputs.
 struct Affine {
     float2 scale[N_TILES], shift[N_TILES];
-    DEVICE void load(int channel) {
+    DEVICE void load(int from) {
 #pragma unroll
         for (int n = 0; n < N_TILES; ++n) {
-            scale[n] = at<float2>(NORMS + 4 * (2 * CHANNELS + channel + 8 * n));
-            shift[n] = at<float2>(NORMS + 4 * (3 * CHANNELS + channel + 8 * n));
+            scale[n] = at<float2>(from + 32 * n);
+            shift[n] = at<float2>(from + 4 * CHANNELS + 32 * n);
         }
+    }
+    DEVICE unsigned operator()(float low, float high, int n) const {
+        return pack_relu(low * scale[n].x + shift[n].x, high * scale[n].y + shift[n].y);
     }
 };
 
-// A 3×3 convolution to a single number leaves the matrix units idle. So the second convolution multiplies each pixel
-// that it made with the weights of the nine taps, out of its registers, and puts the products into x, which is free by
-// then; `decide` adds them up. A group has those of its channels.
-struct Heads {
-    static constexpr int K = N_TILES / 2;
-    bool asked, fresh;  // fresh: sums have yet to be started
-    uint4 held;         // taps, if there are no more for a lane
-    DEVICE Heads() : asked(false), fresh(false) {}
-    DEVICE Heads(const uint4* taps, bool asked, bool fresh) : asked(asked), fresh(fresh) {
-        if (asked && K == 1) held = fetch(taps + threadIdx.x % (32 * GROUPS) / 32 * 32 + threadIdx.x % 32);
+// A warp's part of a convolution. The second one also makes x of the next unit.
+template <bool FIRST, bool ENTRY> struct Convolution {
+    using From = Source<FIRST, ENTRY>;
+    const Weights<From>& weights;
+    const Rows& rows;
+    Affine norm;  // of what comes after
+    bool again = false;
+
+    DEVICE Convolution(const Weights<From>& weights, const Rows& rows) : weights(weights), rows(rows) {
+        if (FIRST && HOLD) load_norm();
     }
-    DEVICE void put(const unsigned (&u)[K][4], const Rows& rows, int row, int t) const {
-        const int lane = threadIdx.x % 32, group = threadIdx.x / 32 % GROUPS;
-        float around[4] = {0, 0, 0, 0}, centre[4] = {0, 0, 0, 0};
+    static DEVICE int group() { return threadIdx.x / 32 % GROUPS; }
+    DEVICE void load_norm() {
+        norm.load((FIRST ? SECOND_NORM : NORMS) + 4 * (group() * WIDE_N + 2 * (threadIdx.x % 4)));
+    }
+
+    // M tiles, and of their lines T rows, from `top` on.
+    template <int M, int T> DEVICE void make(int tile, int top) {
+        const int lane = threadIdx.x % 32;
+        float c[M][T][N_TILES][4];
+        int start[M];
 #pragma unroll
-        for (int k = 0; k < K; ++k) {
-            const uint4 taps = K == 1 ? held : array<uint4>(TAPS)[(group * K + k) * 32 + lane];
-            multiply(around, u[k], taps.x, taps.y);
-            multiply(centre, u[k], taps.z, taps.w);
+        for (int m = 0; m < M; ++m) {
+            const int pixel = rows[(tile + m) * 16 + lane % 16].pixel();
+            start[m] = From::start((ENTRY ? in_slot(pixel - rows.first) : slot_of(pixel)) + top * From::ROW);
         }
+        weights.template convolve<M, T>(c, start, again);
+        again = true;
+        if (!FIRST || !HOLD) load_norm();
 #pragma unroll
-        for (int half = 0; half < 2; ++half) {
-            const int i = row + lane / 4 + 8 * half;
-            if (i < rows.count) {
-                const int pixel = rows[i].pixel(), slot = slot_of(pixel) + t * PITCH;
-                const int even = product_at(slot, group, 2 * (lane % 4));
-                at<float>(X + even) = around[2 * half];
-                at<float>(X + (even ^ 4)) = around[2 * half + 1];
-                if (lane % 4 == 0) at<float>(centre_at(pixel + t * WIDTH, slot, group)) = centre[2 * half];
+        for (int m = 0; m < M; ++m) {
+            const int row = (tile + m) * 16 + lane / 4;
+            const Entry entries[2] = {rows[row], rows[row + 8]};
+            unsigned old[T][2][N_TILES];
+#pragma unroll
+            for (int i = 0; i < 2 * T; ++i)
+                if (!FIRST) read(old[i / 2][i % 2], entries[i % 2].pixel(top + i / 2));
+#pragma unroll
+            for (int i = 0; i < 2 * T; ++i) {
+                const int t = i / 2, half = i % 2;
+                if (row + 8 * half < rows.count && (FIRST || entries[half].active(top + t)))
+                    write(c[m][t], half, old[t][half], entries[half].pixel(top + t));
             }
         }
     }
-    // Of pixels near active ones, which no convolution made; by those warps first that have least to convolve.
-    DEVICE void put_others(const Rows& rows) const {
-        const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, group = warp % GROUPS;
-        for (int row = (WARPS - 1 - warp) / GROUPS * 16; row < rows.count; row += WARPS / GROUPS * 16) {
+    static DEVICE int home(int pixel) { return home_at(pixel, group() * N_TILES) + 4 * (threadIdx.x % 4); }
+    static DEVICE void read(unsigned (&u)[N_TILES], int pixel) {
 #pragma unroll
-            for (int t = 0; t < TALL; ++t) {
-                const int pixel = rows[row + lane % 16].pixel(t);
-                unsigned u[K][4];
+        for (int n = 0; n < N_TILES; ++n) u[n] = at<unsigned>(home(pixel) + HOME_PLANE * n);
+    }
+    // Half of a tile: to y; or with what u was to u, and then to x.
+    DEVICE void write(const float (&c)[N_TILES][4], int half, const unsigned (&old)[N_TILES], int pixel) const {
+        const int slot = (FIRST ? Y : X) + slot_at(slot_of(pixel), group() * N_TILES) + 4 * (threadIdx.x % 4);
 #pragma unroll
-                for (int k = 0; k < K; ++k) load_rows(u[k], U + chunk_at<CHANNELS>(home_of(pixel), 2 * (group * K + k) + lane / 16));
-                put(u, rows, row, t);
+        for (int n = 0; n < N_TILES; ++n) {
+            float2 v = make_float2(c[n][2 * half], c[n][2 * half + 1]);
+            if (!FIRST) {
+                const float2 u = unpack(old[n]);
+                const unsigned sum = pack(u.x + v.x, u.y + v.y);
+                at<unsigned>(home(pixel) + HOME_PLANE * n) = sum;
+                v = unpack(sum);
             }
+            at<unsigned>(slot + SLOT_PLANE * n) = norm(v.x, v.y, n);
         }
     }
 };
 
 template <bool FIRST, bool ENTRY, int M>
-DEVICE void convolve_by(const Weights<Source<FIRST, ENTRY>>& weights, const Rows& rows, const Heads& heads) {
-    using From = Source<FIRST, ENTRY>;
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, group = warp % GROUPS;
-    const int tiles = (rows.count + 15) / 16;
-    const int channel = group * WIDE_N + 2 * (lane % 4);
-    Affine norm;
-    if (FIRST && HOLD) norm.load(channel);
-    Sums sums;
-    bool again = false;
-    for (int tile = warp / GROUPS * M; tile < tiles; tile += WARPS / GROUPS * M) {
-        float c[M][From::T][N_TILES][4];
-        int slot[M];
-#pragma unroll
-        for (int m = 0; m < M; ++m) {
-            const int pixel = rows[(tile + m) * 16 + lane % 16].pixel();
-            slot[m] = ENTRY ? in_slot(pixel - rows.first) : slot_of(pixel);
-#pragma unroll
-            for (int t = 0; t < From::T; ++t)
-#pragma unroll
-                for (int n = 0; n < N_TILES; ++n) c[m][t][n][0] = c[m][t][n][1] = c[m][t][n][2] = c[m][t][n][3] = 0;
-        }
-        weights.template convolve<M>(c, slot, again);
-        again = true;
-        if (FIRST && !HOLD) norm.load(channel);
-#pragma unroll
-        for (int m = 0; m < M; ++m) {
-            const int row = (tile + m) * 16;
-            const Entry entries[2] = {rows[row + lane / 4], rows[row + lane / 4 + 8]};
-#pragma unroll
-            for (int t = 0; t < From::T; ++t) {
-                unsigned made[N_TILES / 2][4];
-#pragma unroll
-                for (int half = 0; half < 2; ++half) {
-                    const bool listed = row + lane / 4 + 8 * half < rows.count;
-                    const bool there = listed && (FIRST || entries[half].active(t));
-                    const int place = FIRST ? slot_of(entries[half].pixel()) + t * PITCH : home_of(entries[half].pixel(t));
-                    const int chunk = chunk_at<CHANNELS>(place, group * N_TILES);
-#pragma unroll
-                    for (int n = 0; n < N_TILES; ++n) {
-                        float* v = &c[m][t][n][2 * half];
-                        unsigned& to = at<unsigned>((FIRST ? Y : U) + (chunk ^ n << 4) + 4 * (lane % 4));
-                        if (FIRST) {
-                            if (there) to = pack_relu(v[0] * norm.scale[n].x + norm.shift[n].x, v[1] * norm.scale[n].y + norm.shift[n].y);
-                        } else {
-                            if (!there) v[0] = v[1] = 0;
-                            const float2 old = unpack(listed ? to : 0);
-                            const unsigned sum = pack(old.x + v[0], old.y + v[1]);
-                            if (there) to = sum;
-                            made[n / 2][n % 2 * 2 + half] = sum;  // the layout of outputs is that of inputs
-                            if (heads.fresh && there) v[0] += old.x, v[1] += old.y;
-                        }
-                    }
-                }
-                if (!FIRST && heads.asked && row < rows.count) heads.put(made, rows, row, t);
-            }
-        }
-        if (!FIRST && heads.asked) {
-#pragma unroll 1
-            for (int image = 0; image < IMAGES; ++image) {
-                bool of[M][2], any = IMAGES == 1;
-#pragma unroll
-                for (int m = 0; m < M; ++m)
-#pragma unroll
-                    for (int half = 0; half < 2; ++half) {
-                        of[m][half] = image_of(rows[(tile + m) * 16 + lane / 4 + 8 * half].pixel()) == image;
-                        any |= of[m][half];
-                    }
-                if (IMAGES > 1 && !__any_sync(~0u, any)) continue;
-                sums.of(image, warp, lane);
-#pragma unroll
-                for (int m = 0; m < M; ++m)
-#pragma unroll
-                    for (int t = 0; t < From::T; ++t)
-#pragma unroll
-                        for (int n = 0; n < N_TILES; ++n)
-#pragma unroll
-                            for (int j = 0; j < 4; ++j) sums.added[n][j % 2] += of[m][j / 2] ? c[m][t][n][j] : 0;
-            }
-        }
-        if (!FIRST && !HOLD) sums.finish(warp, lane);  // else registers would be short
-    }
-    if (!FIRST && HOLD) sums.finish(warp, lane);
+DEVICE void convolve_by(const Weights<Source<FIRST, ENTRY>>& weights, const Rows& rows) {
+    constexpr int TEAM = WARPS / GROUPS, T = ENTRY ? 1 : TALL;
+    const int own = threadIdx.x / 32 / GROUPS, tiles = (rows.count + 15) / 16, left = tiles % TEAM;
+    Convolution<FIRST, ENTRY> part(weights, rows);
+    const bool split = T == 2 && M == 1 && 2 * left <= TEAM;  // of tiles left over, a warp makes but a row
+    for (int tile = own * M; tile < (split ? tiles - left : tiles); tile += TEAM * M) part.template make<M, T>(tile, 0);
+    if (split && own < 2 * left) part.template make<1, 1>(tiles - left + own / 2, own % 2);
 }
 
 template <bool FIRST, bool ENTRY>
-DEVICE void convolve(const Weights<Source<FIRST, ENTRY>>& weights, const Rows& rows, const Heads& heads) {
+DEVICE void convolve(const Weights<Source<FIRST, ENTRY>>& weights, const Rows& rows) {
     // tiles for each warp: as many at once as it has, for then the weights are read once; else in equal parts
     const int each = ((rows.count + 15) / 16 * GROUPS + WARPS - 1) / WARPS, rounds = (each + M_TILES - 1) / M_TILES;
     [[maybe_unused]] const int tiles = (each + rounds - 1) / (rounds > 1 ? rounds : 1);
 #if M_TILES >= 4
-    if (tiles == 4) return convolve_by<FIRST, ENTRY, 4>(weights, rows, heads);
+    if (tiles == 4) return convolve_by<FIRST, ENTRY, 4>(weights, rows);
 #endif
 #if M_TILES >= 3
-    if (tiles == 3) return convolve_by<FIRST, ENTRY, 3>(weights, rows, heads);
+    if (tiles == 3) return convolve_by<FIRST, ENTRY, 3>(weights, rows);
 #endif
 #if M_TILES >= 2
-    if (tiles == 2) return convolve_by<FIRST, ENTRY, 2>(weights, rows, heads);
+    if (tiles == 2) return convolve_by<FIRST, ENTRY, 2>(weights, rows);
 #endif
-    convolve_by<FIRST, ENTRY, 1>(weights, rows, heads);
+    convolve_by<FIRST, ENTRY, 1>(weights, rows);
 }

@@ -3,12 +3,13 @@
 
 // What all logits of an image share; every warp adds up the parts for itself.
 DEVICE float pool(int image) {
-    constexpr int ALL = WARPS * WIDE_N;
-    float dot = 0;
+    constexpr int ALL = WARPS * CHANNELS;
+    const int lane = threadIdx.x % 32;
+    float dot = lane < WARPS ? at<float>(DOTS + 4 * (image * WARPS + lane)) * (1.0f / PLANE) : 0;
 #pragma unroll
-    for (int part = 4 * (threadIdx.x % 32); part < ALL; part += 128) {
+    for (int part = 4 * lane; part < ALL; part += 128) {
         const float4 v = at<float4>(PARTS + 4 * (image * ALL + part));
-        const float4 w = at<float4>(POOLS + 4 * (part / WIDE_N % GROUPS * WIDE_N + part % WIDE_N));
+        const float4 w = at<float4>(POOLS + 4 * (part % CHANNELS));
         dot += w.x * v.x + w.y * v.y + w.z * v.z + w.w * v.w;
     }
 #pragma unroll
@@ -16,169 +17,228 @@ DEVICE float pool(int image) {
     return dot;
 }
 
-DEVICE void decide(const Args& a, int first, int unit, int count, float bias) {
+// A warp does 32 pixels at a time, as many as a word of the masks has bits.
+DEVICE void decide(const Args& a, int first, int unit, float bias) {
+    const int lane = threadIdx.x % 32;
     float pooled[IMAGES];
 #pragma unroll
     for (int image = 0; image < IMAGES; ++image) pooled[image] = pool(image) + bias;
-    for (int i = threadIdx.x; i < (count + 15) / 16 * 16 * TALL; i += THREADS) {
-        const int entry = TALL == 1 ? i : i / 32 * 16 + i % 16, t = TALL == 1 ? 0 : i / 16 % 2;  // rows for half a warp
-        if (entry >= count) continue;
-        const Entry of{array<unsigned short>(LIST)[entry]};
-        if (!of.active(t)) continue;
-        const int pixel = of.pixel(t), slot = slot_of(pixel);
+    for (int start = threadIdx.x - lane; start < PIXELS; start += THREADS) {
+        const unsigned word = array<unsigned>(MASKS)[start / 32];
+        if (word == 0) continue;
+        const int pixel = start + lane, row = pixel / WIDTH % HEIGHT, column = pixel % WIDTH;
+        const bool active = word >> lane & 1;
+        const bool within[2][3] = {{active && row > 0, active, active && row + 1 < HEIGHT},
+                                   {column > 0, true, column + 1 < WIDTH}};
+        const int centre = product_at(slot_of(pixel), 0);
         float logit = 0;
 #pragma unroll
-        for (int group = 0; group < GROUPS; ++group) {
-            logit += at<float>(centre_at(pixel, slot, group));
-#pragma unroll
-            for (int n = 0; n < 8; ++n) {
-                const int tap = n < 4 ? n : n + 1;
-                logit += at<float>(X + product_at(slot + (tap / 3 - 1) * PITCH + tap % 3 - 1, group, n));
-            }
-        }
-#pragma unroll
         for (int image = 0; image < IMAGES; ++image)
-            if (pixel >= image * PLANE && pixel < (image + 1) * PLANE) logit += pooled[image];
-        const long long place = ((long long)unit * a.batch + first) * PLANE + pixel;
-        if (logit > (a.bounds ? a.bounds[place] : a.bound)) {
-            at<unsigned char>(STEPS + pixel) = unit + 1;
-            atomicAnd(&array<unsigned>(MASKS)[pixel / WIDTH], ~(1u << pixel % WIDTH));
+            if (image_of(pixel) == image) logit = pooled[image];
+        if (active) logit += at<float>(centre + CENTRE);
+#pragma unroll
+        for (int n = 0; n < 8; ++n) {
+            const int y = (n < 4 ? n : n + 1) / 3, x = (n < 4 ? n : n + 1) % 3;
+            if (within[0][y] && within[1][x]) logit += at<float>(centre + 4 * (n * STRIDE + (y - 1) * PITCH + x - 1));
         }
-        a.probs[place] = a.keep_logits ? logit : 1 / (1 + __expf(-logit));
+        const long long place = ((long long)unit * a.batch + first) * PLANE + pixel;
+        const bool halts = active && logit > (a.bounds ? a.bounds[place] : a.bound);
+        const unsigned left = word & ~__ballot_sync(~0u, halts);
+        if (halts) at<unsigned char>(STEPS + pixel) = unit + 1;
+        if (lane == 0 && left != word) array<unsigned>(MASKS)[start / 32] = left;
+        if (active) a.probs[place] = a.keep_logits ? logit : 1 / (1 + __expf(-logit));
     }
 }
 
 DEVICE unsigned widened(unsigned word) { return word | word << 1 | word >> 1; }
+DEVICE unsigned turned(unsigned word, int by) { return word << by | word >> (32 - by) % 32; }
 
-// Numbers for the eight classes of slots, a byte each.
-struct Classes {
-    unsigned low, high;
-    DEVICE int operator[](int c) const { return (c < 4 ? low : high) >> 8 * (c % 4) & 255; }
-    // Bits of a word, the first of them being of the class `turn`.
-    static DEVICE Classes of(unsigned word, int turn) {
-        unsigned long long counts = 0;
+// Bit i of lane j becomes bit j of lane i.
+template <int N> DEVICE void transpose(unsigned (&words)[N]) {
+    const int lane = threadIdx.x % 32;
+    unsigned mask = 0xffff;
 #pragma unroll
-        for (int bit = 0; bit < 8; ++bit) counts |= (unsigned long long)__popc(word & 0x01010101u << bit) << 8 * bit;
-        counts = counts << 8 * turn | counts >> (64 - 8 * turn) % 64;
-        return {(unsigned)counts, (unsigned)(counts >> 32)};
-    }
-    // Before those of the lane; the sum of all lanes goes to total, and what it was is added.
-    DEVICE Classes before(Classes& total) const {
-        return {before(low, total.low), before(high, total.high)};
-    }
-    static DEVICE unsigned before(unsigned here, unsigned& total) {
-        unsigned end = here;
+    for (int side = 16; side; side /= 2, mask ^= mask << side) {
+        const unsigned taken = lane & side ? mask : ~mask;
+        const int by = lane & side ? 32 - side : side;
 #pragma unroll
-        for (int d = 1; d < 32; d *= 2) {
-            const unsigned other = __shfl_up_sync(~0u, end, d);
-            if (threadIdx.x % 32 >= d) end += other;
+        for (int n = 0; n < N; ++n) {
+            const unsigned other = turned(__shfl_xor_sync(~0u, words[n], side), by);
+            words[n] = (words[n] & ~taken) | (other & taken);
         }
-        const unsigned start = total + end - here;
-        total += __shfl_sync(~0u, end, 31);
-        return start;
     }
-    DEVICE Classes from(int lane) const { return {__shfl_sync(~0u, low, lane), __shfl_sync(~0u, high, lane)}; }
-    DEVICE int sum() const {
-        const unsigned pairs = (low & 0xff00ff) + (low >> 8 & 0xff00ff) + (high & 0xff00ff) + (high >> 8 & 0xff00ff);
-        return (pairs & 0xffff) + (pairs >> 16);
-    }
-};
+}
 
-// A part of the list, whose places belong to the classes in turn.
+// A part of the list, whose places belong to the eight classes of slots in turn. A class has four lanes, which put their
+// pixels there one after the other; what a class has too many goes to places that others leave.
 struct Turns {
     int first, count;
-    Classes total;
-    DEVICE int offset(int c) const { return (c - first) & 7; }
-    DEVICE int room(int c) const { return (count + 7 - offset(c)) / 8; }
-    DEVICE int place(int c, int rank) const {
-        int over = rank - room(c);
-        if (over < 0) return first + offset(c) + 8 * rank;
-#pragma unroll 1
-        for (int d = 0; d < c; ++d) over += total[d] > room(d) ? total[d] - room(d) : 0;
-#pragma unroll 1
-        for (int d = 0; d < 8; ++d) {  // places that other classes leave
-            const int left = room(d) - total[d];
-            if (over < left) return first + offset(d) + 8 * (total[d] + over);
-            over -= left > 0 ? left : 0;
+    int before;      // pixels of lanes before, of the class
+    int room, over;  // places of the class; pixels without, of classes before
+    int left, hole;  // places left by classes before; where the next one would be, less eight times `left`
+
+    DEVICE void share(int from, int pixels) {
+        const int lane = threadIdx.x % 32;
+        first = from;
+        const int near = __shfl_xor_sync(~0u, pixels, 8), pair = pixels + near, far = __shfl_xor_sync(~0u, pair, 16);
+        before = (lane & 8 ? near : 0) + (lane & 16 ? far : 0);
+        const int total = pair + far;
+        count = total;
+#pragma unroll
+        for (int other = 1; other < 8; other *= 2) count += __shfl_xor_sync(~0u, count, other);
+        const int offset = (lane - first) & 7;
+        room = (count + 7 - offset) / 8;
+        const int both = total > room ? total - room : (room - total) << 16;
+        int sum = both;
+#pragma unroll
+        for (int d = 1; d < 8; d *= 2) {
+            const int other = __shfl_up_sync(~0u, sum, d);
+            if (lane % 8 >= d) sum += other;
         }
-        return first;  // not reached: there are as many places as pixels
+        over = (sum - both) & 0xffff, left = (sum - both) >> 16;
+        hole = first + offset + 8 * (total - left);
+    }
+    // Of the lane's pixel of this rank, if it is `there`; all lanes ask at once.
+    DEVICE int place(int rank, bool there) const {
+        int to = first + ((int)(threadIdx.x - first) & 7) + 8 * rank;
+        const bool beyond = there && rank >= room;
+        if (__any_sync(~0u, beyond)) {
+            const int number = over + rank - room;
+#pragma unroll
+            for (int c = 0; c < 8; ++c) {
+                const int from = __shfl_sync(~0u, left, c), next = __shfl_sync(~0u, hole, c);
+                if (beyond && number >= from) to = next + 8 * number;
+            }
+        }
+        return to;
     }
 };
 
-// What the masks say, for TALL rows at a time; every warp finds out for itself, a lane for such a line.
-struct Field {
-    static constexpr int LINES = ROWS / TALL, PARTS_OF_LINES = (LINES + 31) / 32;
-    unsigned own[PARTS_OF_LINES][TALL], near[PARTS_OF_LINES], wide[PARTS_OF_LINES][TALL];  // of the lane's lines
-    Classes before[PARTS_OF_LINES], before_near[PARTS_OF_LINES];  // those lines in the list
-    Turns active, others;
+// Active pixels of a row, or of one next to it in the same image.
+DEVICE unsigned mask(int row, int d) {
+    const int within = row % HEIGHT + d, bit = (row + d) * WIDTH;
+    if (row >= ROWS || within < 0 || within >= HEIGHT) return 0;
+    unsigned word = array<unsigned>(MASKS)[bit / 32] >> bit % 32;
+    if (32 % WIDTH && bit % 32) word |= array<unsigned>(MASKS)[bit / 32 + 1] << (32 - bit % 32);
+    return word & ALL_COLUMNS;
+}
 
-    static DEVICE unsigned mask(int row, int d) {
-        const int within = row % HEIGHT + d;
-        return row < ROWS && within >= 0 && within < HEIGHT ? array<unsigned>(MASKS)[row + d] : 0;
-    }
-    static DEVICE unsigned any(const unsigned (&words)[TALL]) { return TALL == 1 ? words[0] : words[0] | words[TALL - 1]; }
+// The list that the masks make: every warp finds out for itself, and writes some lines of it. A lane looks at a row, then
+// at what of all rows is in its class.
+struct Lists {
+    static constexpr unsigned TOPS = ~0u / ((1 << TALL) - 1);  // bits of the uppermost rows of lines, each of TALL
+    unsigned own[BLOCKS], others[BLOCKS];  // bits for rows: active pixels and those near, of the lane's
+    Turns active, near;
 
-    DEVICE void look() {
-        const int lane = threadIdx.x % 32;
-        const unsigned all = ~0u >> (32 - WIDTH);
-        active.total = others.total = {0, 0};
-#pragma unroll
-        for (int p = 0; p < PARTS_OF_LINES; ++p) {
-            near[p] = 0;
-#pragma unroll
-            for (int t = 0; t < TALL; ++t) {
-                const int row = (32 * p + lane) * TALL + t;
-                own[p][t] = mask(row, 0);
-                const unsigned within = mask(row, -1) | own[p][t] | mask(row, 1);
-                near[p] |= widened(within) & all;
-                wide[p][t] = widened(widened(mask(row, -2) | within | mask(row, 2))) & all;
-            }
-            near[p] &= ~any(own[p]);
-            const int turn = turn_of(32 * p + lane);
-            before[p] = Classes::of(any(own[p]), turn).before(active.total);
-            before_near[p] = Classes::of(near[p], turn).before(others.total);
-        }
-        active.first = 0, others.first = active.count = active.total.sum(), others.count = others.total.sum();
-    }
+    static DEVICE unsigned of_lines(unsigned word) { return (TALL == 1 ? word : word | word >> 1) & TOPS; }
     static DEVICE int turn_of(int line) { return slot_of(line * TALL * WIDTH) & 7; }
-    DEVICE void enlist(int p, int line) const {
-        const int lane = threadIdx.x % 32;
-        unsigned words[TALL];
+
+    DEVICE Lists() {
+        int pixels = 0, pixels_near = 0;
 #pragma unroll
-        for (int t = 0; t < TALL; ++t) words[t] = __shfl_sync(~0u, own[p][t], line % 32);
-        const unsigned one = any(words), other = __shfl_sync(~0u, near[p], line % 32);
-        const Classes start = before[p].from(line % 32), start_near = before_near[p].from(line % 32);
-        const unsigned ahead = (0x01010101u << lane % 8) & ((1u << lane) - 1);  // of the lane's class
-        const int c = (turn_of(line) + lane) & 7;
-        unsigned short* out = array<unsigned short>(LIST);
-        int entry = line * TALL * WIDTH + lane;
-        if (other >> lane & 1) out[others.place(c, start_near[c] + __popc(other & ahead))] = entry;
-#pragma unroll
-        for (int t = 0; t < TALL; ++t) entry |= (words[t] >> lane & 1) << (16 - TALL + t);
-        if (one >> lane & 1) out[active.place(c, start[c] + __popc(one & ahead))] = entry;
+        for (int b = 0; b < BLOCKS; ++b) {
+            const int row = 32 * b + threadIdx.x % 32, turn = turn_of(row / TALL);
+            const unsigned here = mask(row, 0), around = widened(mask(row, -1) | here | mask(row, 1)) & ALL_COLUMNS;
+            unsigned words[2] = {turned(here, turn), turned(around, turn)};
+            transpose(words);
+            own[b] = words[0], others[b] = of_lines(words[1]) & ~of_lines(own[b]);
+            pixels += __popc(of_lines(own[b])), pixels_near += __popc(others[b]);
+        }
+        active.share(0, pixels);
+        near.share(active.count, pixels_near);
     }
-    // x = relu(norm(u)) at all pixels that are within two of active ones.
-    static DEVICE void refresh(unsigned around, int row, const Norm& norm) {
-        const int lane = threadIdx.x % 32, chunk = lane % CHUNKS;
+    DEVICE void write_line(int b, int line, int ahead, int ahead_near) const {
+        const int lane = threadIdx.x % 32, bit = line * TALL - 32 * b;
+        const unsigned below = (1u << bit) - 1;
+        const bool here = of_lines(own[b]) >> bit & 1, beside = others[b] >> bit & 1;
+        const int to = active.place(ahead + __popc(of_lines(own[b]) & below), here);
+        const int to_near = near.place(ahead_near + __popc(others[b] & below), beside);
+        const int pixel = line * TALL * WIDTH + ((lane - turn_of(line)) & 31);
+        const unsigned rows = own[b] >> bit & ((1 << TALL) - 1);
+        if (here || beside) array<unsigned short>(LIST)[here ? to : to_near] = pixel | rows << (16 - TALL);
+    }
+    DEVICE void write() const {
+        int ahead = active.before, ahead_near = near.before;
 #pragma unroll
-        for (int column = lane / CHUNKS; column < WIDTH; column += 32 / CHUNKS) {
-            const int pixel = row * WIDTH + column;
-            if (around >> column & 1)
-                at<uint4>(X + chunk_at<CHANNELS>(slot_of(pixel), chunk)) = norm(at<uint4>(U + chunk_at<CHANNELS>(home_of(pixel), chunk)));
+        for (int b = 0; b < BLOCKS; ++b) {
+            const int from = 32 / TALL * b, to = from + 32 / TALL < ROWS / TALL ? from + 32 / TALL : ROWS / TALL;
+            for (int line = from + threadIdx.x / 32; line < to; line += WARPS) write_line(b, line, ahead, ahead_near);
+            ahead += __popc(of_lines(own[b])), ahead_near += __popc(others[b]);
         }
     }
-    DEVICE void make(bool list, bool fresh) const {
-        const int warp = threadIdx.x / 32;
-        const Norm norm(array<float>(NORMS), CHANNELS, threadIdx.x % CHUNKS);
-#pragma unroll
-        for (int p = 0; p < PARTS_OF_LINES; ++p)
-            for (int line = 32 * p + warp; line < 32 * p + 32 && line < LINES; line += WARPS) {
-                if (list) enlist(p, line);
-#pragma unroll
-                for (int t = 0; t < TALL; ++t) {
-                    const unsigned around = __shfl_sync(~0u, wide[p][t], line % 32);
-                    if (fresh && around) refresh(around, line * TALL + t, norm);
-                }
-            }
-    }
 };
+
+// Whether pixels have halted since the list was made; every warp finds out for itself.
+DEVICE bool changed() {
+    bool any = false;
+#pragma unroll
+    for (int b = 0; b < BLOCKS; ++b) {
+        const int row = 32 * b + threadIdx.x % 32;
+        any |= row < ROWS && array<unsigned>(PAST)[row] != mask(row, 0);
+    }
+    return __any_sync(~0u, any);
+}
+
+// Add u of pixels of a row that have halted since the last time to the warp's sums. Each part of the lanes takes as many
+// columns as it has lanes.
+DEVICE void add_halted(int row) {
+    constexpr int LANES = CHANNELS < 64 ? CHANNELS / 2 : 32;
+    const int lane = threadIdx.x % 32;
+    const unsigned now = mask(row, 0), gone = array<unsigned>(PAST)[row] & ~now;
+    if (gone == 0) return;
+#pragma unroll
+    for (int pair = lane % LANES; pair < CHANNELS / 2; pair += LANES) {
+        unsigned columns = gone >> lane / LANES * LANES & ~0u >> (32 - LANES);
+        float2 sum = make_float2(0, 0);
+        for (; columns; columns &= columns - 1) {
+            const int pixel = row * WIDTH + lane / LANES * LANES + __ffs(columns) - 1;
+            const float2 u = unpack(at<unsigned>(home_at(pixel, pair / 4) + 4 * (pair % 4)));
+            sum.x += u.x, sum.y += u.y;
+        }
+#pragma unroll
+        for (int other = LANES; other < 32; other *= 2) {
+            sum.x += __shfl_xor_sync(~0u, sum.x, other);
+            sum.y += __shfl_xor_sync(~0u, sum.y, other);
+        }
+        float2& to = at<float2>(PARTS + 8 * ((row / HEIGHT * WARPS + threadIdx.x / 32) * (CHANNELS / 2) + pair));
+        if (lane < LANES) to.x += sum.x, to.y += sum.y;
+    }
+    __syncwarp();
+    if (lane == 0) array<unsigned>(PAST)[row] = now;
+}
+DEVICE void add_halted() {
+    for (int row = threadIdx.x / 32; row < ROWS; row += WARPS) add_halted(row);
+}
+
+// x = relu(norm(u)) at pixels that are within two of active ones: at all of them, or at those alone that are not active
+// themselves. A lane looks at the masks for a row.
+DEVICE void refresh(bool all) {
+    const int lane = threadIdx.x % 32, chunk = lane % CHUNKS, start = lane / CHUNKS;
+    const Norm norm(array<float>(NORMS), CHANNELS, chunk);
+#pragma unroll
+    for (int b = 0; b < BLOCKS; ++b) {
+        const int own = 32 * b + lane;
+        const unsigned here = mask(own, 0), within = mask(own, -2) | mask(own, -1) | here | mask(own, 1) | mask(own, 2);
+        const unsigned around = widened(widened(within)) & ALL_COLUMNS & (all ? ~0u : ~here);
+        for (int row = 32 * b + threadIdx.x / 32; row < 32 * (b + 1) && row < ROWS; row += WARPS) {
+            const unsigned columns = __shfl_sync(~0u, around, row % 32);
+            if (columns == 0) continue;
+            const int from = U + 16 * row * WIDTH + HOME_PLANE * chunk, turn = start + row + row / HEIGHT;
+            const int to = X + slot_at(slot_of(row * WIDTH) + start, chunk);
+#pragma unroll
+            for (int column = 0; column < WIDTH; column += 32 / CHUNKS)
+                if (start + column < WIDTH && columns >> (start + column) & 1)
+                    at<uint4>(to + 16 * column) = norm(at<uint4>(from + 16 * ((turn + column) % WIDTH)));
+        }
+    }
+}
+
+// The border of y, where products were.
+DEVICE void clear_border() {
+    constexpr int COUNT = HEIGHT + PITCH;  // slots of an image: a row, and one in front of every row
+    for (int i = threadIdx.x; i < (IMAGES * COUNT + PITCH + 1) * CHUNKS; i += THREADS) {
+        const int image = i / CHUNKS / COUNT, k = i / CHUNKS % COUNT;
+        const int slot = image * (HEIGHT + 1) * PITCH + (k < PITCH ? k : (k - PITCH + 1) * PITCH);
+        at<uint4>(Y + slot_at(slot, i % CHUNKS)) = make_uint4(0, 0, 0, 0);
+    }
+}

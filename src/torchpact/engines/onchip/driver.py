@@ -42,7 +42,13 @@ class LoadedBlock:
         _check(cuda.cuModuleLoadData(byref(self.module), code))
         _check(cuda.cuModuleGetFunction(byref(self.function), self.module, b"onchip_block"))
         _check(cuda.cuFuncSetAttribute(self.function, _DYNAMIC_SHARED, plan.shared_bytes))
-        _check(cuda.cuFuncSetAttribute(self.function, _CARVEOUT, 100))
+        self.leave_to_shared(
+            -(-100 * plan.ctas * (plan.shared_bytes + 1024) // (shared_limit(device) + 1024))
+        )
+
+    def leave_to_shared(self, percent: int) -> None:
+        """Say how much of a multiprocessor's memory is to be shared memory; the rest caches weights."""
+        _check(driver().cuFuncSetAttribute(self.function, _CARVEOUT, min(percent, 100)))
 
     def __call__(self, args: Args, ctas: int) -> None:
         """Launch the block on the current stream of its device."""

@@ -42,7 +42,7 @@ DEVICE void enter(const Args& a, int first, int images) {
             if (pixel[half] < PIXELS)
 #pragma unroll
                 for (int n = 0; n < CHUNKS; ++n)
-                    at<unsigned>(U + chunk_at<CHANNELS>(home_of(pixel[half]), n) + 4 * (lane % 4)) = pack(c[n][2 * half], c[n][2 * half + 1]);
+                    at<unsigned>(home_at(pixel[half], n) + 4 * (lane % 4)) = pack(c[n][2 * half], c[n][2 * half + 1]);
     }
     __syncthreads();
     clear(X, X_BYTES);
@@ -51,22 +51,22 @@ DEVICE void enter(const Args& a, int first, int images) {
 #else
 // The first convolution of a unit of stride 2, into y, and its shortcut, into u: means of 2×2, zeros beside.
 DEVICE void enter(const Args& a, int first, int images) {
-    constexpr int N = at_once(IMAGES), AT_ONCE = THREADS / (IN / 8);
+    constexpr int LANES = THREADS / (IN / 8);  // pixels at a time
     const int chunk = threadIdx.x % (IN / 8);
     const Norm norm(a.norms, IN, chunk);
-    clear(U, PIXELS * CHANNELS * 2);
-    for (int start = 0; start < images; start += N) {
-        const int pixels = (images - start < N ? images - start : N) * PLANE;
+    clear(U, LIST - U);
+    for (int start = 0; start < images; start += AT_ONCE) {
+        const int pixels = (images - start < AT_ONCE ? images - start : AT_ONCE) * PLANE;
         clear(X, X_BYTES);
         __syncthreads();
-        for (int i = threadIdx.x / (IN / 8); i < pixels && threadIdx.x < AT_ONCE * (IN / 8); i += AT_ONCE) {
+        for (int i = threadIdx.x / (IN / 8); i < pixels && threadIdx.x < LANES * (IN / 8); i += LANES) {
             const int pixel = start * PLANE + i, row = pixel / WIDTH % HEIGHT, column = pixel % WIDTH;
             const half_t* from = a.input + (((long long)(first + image_of(pixel)) * 2 * HEIGHT + 2 * row) * 2 * WIDTH + 2 * column) * IN + 8 * chunk;
             float mean[8] = {0, 0, 0, 0, 0, 0, 0, 0};
 #pragma unroll
             for (int corner = 0; corner < 4; ++corner) {
                 const uint4 u = *reinterpret_cast<const uint4*>(from + (corner / 2 * 2 * WIDTH + corner % 2) * IN);
-                at<uint4>(X + chunk_at<IN>(in_slot(i) + corner / 2 * IN_PITCH + corner % 2, chunk)) = norm(u);
+                at<uint4>(X + 16 * (in_slot(i) + corner / 2 * IN_PITCH + corner % 2) + IN_PLANE * chunk) = norm(u);
                 const unsigned parts[4] = {u.x, u.y, u.z, u.w};
 #pragma unroll
                 for (int j = 0; j < 4; ++j) {
@@ -75,12 +75,12 @@ DEVICE void enter(const Args& a, int first, int images) {
                     mean[2 * j + 1] += v.y / 4;
                 }
             }
-            at<uint4>(U + chunk_at<CHANNELS>(home_of(pixel), CHUNKS / 4 + chunk)) =
+            at<uint4>(home_at(pixel, CHUNKS / 4 + chunk)) =
                 make_uint4(pack(mean[0], mean[1]), pack(mean[2], mean[3]), pack(mean[4], mean[5]), pack(mean[6], mean[7]));
         }
         const Weights<Source<true, true>> weights(a.weights);
         __syncthreads();
-        convolve<true, true>(weights, Rows{false, start * PLANE, pixels}, Heads());
+        convolve<true, true>(weights, Rows{false, start * PLANE, pixels});
         __syncthreads();
     }
     clear(X, X_BYTES);
@@ -138,7 +138,7 @@ DEVICE void leave(const Args& a, int first, int images) {
         const float scale = a.last[c], shift = a.last[CHANNELS + c];
         float sum = 0;
         for (int p = 0; p < PLANE; ++p) {
-            const float2 u = unpack(at<unsigned>(U + chunk_at<CHANNELS>(i / CHANNELS * PLANE + p, c / 8) + 4 * (c % 8 / 2)));
+            const float2 u = unpack(at<unsigned>(U + 16 * (i / CHANNELS * PLANE + p) + HOME_PLANE * (c / 8) + 4 * (c % 8 / 2)));
             const float v = (c % 2 ? u.y : u.x) * scale + shift;
             sum += v < 0 ? 0 : v;
         }
@@ -157,6 +157,6 @@ DEVICE void leave(const Args& a, int first, int images) {
 DEVICE void leave(const Args& a, int first, int images) {
     for (int i = threadIdx.x; i < images * PLANE * CHUNKS; i += THREADS)
         reinterpret_cast<uint4*>(a.output)[(long long)first * PLANE * CHUNKS + i] =
-            at<uint4>(U + chunk_at<CHANNELS>(home_of(i / CHUNKS), i % CHUNKS));
+            at<uint4>(home_at(i / CHUNKS, i % CHUNKS));
 }
 #endif

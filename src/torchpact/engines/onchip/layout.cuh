@@ -21,12 +21,17 @@ struct Args {
     long long image_stride, channel_stride, row_stride, column_stride;  // of images
     float bound;               // for all, if there are no bounds
     int batch, units, adaptive, keep_logits;
+#ifdef TORCHPACT_STAMPS
+    long long* stamps;
+#endif
 };
 
 constexpr int THREADS = 32 * WARPS;
 constexpr int PLANE = HEIGHT * WIDTH;
 constexpr int PIXELS = IMAGES * PLANE;
 constexpr int ROWS = IMAGES * HEIGHT;
+constexpr int BLOCKS = (ROWS + 31) / 32;  // of rows
+constexpr unsigned ALL_COLUMNS = ~0u >> (32 - WIDTH);
 constexpr int PITCH = WIDTH + 1;
 constexpr int SLOTS = (IMAGES * (HEIGHT + 1) + 1) * PITCH + 1;
 constexpr int CHUNKS = CHANNELS / 8;
@@ -34,61 +39,54 @@ constexpr int GROUPS = CHUNKS / N_TILES;   // of outputs; a warp computes those 
 constexpr int WIDE_N = 8 * N_TILES;        // outputs that a group has
 constexpr int FRAGMENTS = CHANNELS / 16 * 32;  // uint4 that a k16 step of a convolution has
 
+DEVICE constexpr int up(int bytes) { return (bytes + 15) / 16 * 16; }
+DEVICE constexpr int larger(int a, int b) { return a > b ? a : b; }
+// Bytes from a chunk of a pixel to the next one: the lanes that read all chunks of neighbours meet no bank twice.
+DEVICE constexpr int plane_of(int pixels, int chunks) {
+    const int turn = chunks < 8 ? 8 / chunks : 1;
+    return 16 * ((pixels - turn + 7) / 8 * 8 + turn);
+}
+constexpr int SLOT_PLANE = plane_of(SLOTS, CHUNKS), HOME_PLANE = plane_of(PIXELS, CHUNKS);
+
 // The map before, in x while the first convolution reads it.
 constexpr int IN = ENTRY_STRIDE == 2 ? CHANNELS / 2 : CHANNELS;
 constexpr int IN_PITCH = 2 * WIDTH + 1;
-DEVICE constexpr int in_bytes(int images) { return ((images * (2 * HEIGHT + 1) + 1) * IN_PITCH + 1) * IN * 2; }
-DEVICE constexpr int up(int bytes) { return (bytes + 127) / 128 * 128; }
-DEVICE constexpr int larger(int a, int b) { return a > b ? a : b; }
-// The border below x is also the one above y.
-constexpr int X_BYTES = up(larger((SLOTS - PITCH) * CHANNELS * 2, ENTRY_STRIDE == 2 ? in_bytes(1) : 0));
-DEVICE constexpr int at_once(int images) { return images == 1 || in_bytes(images) <= X_BYTES ? images : at_once(images - 1); }
+DEVICE constexpr int in_plane(int images) { return plane_of((images * (2 * HEIGHT + 1) + 1) * IN_PITCH + 1, IN / 8); }
+constexpr int X_BYTES = up(larger(SLOT_PLANE * CHUNKS, ENTRY_STRIDE == 2 ? in_plane(1) * (IN / 8) : 0));
+DEVICE constexpr int at_once(int images) { return images == 1 || in_plane(images) * (IN / 8) <= X_BYTES ? images : at_once(images - 1); }
+constexpr int AT_ONCE = at_once(IMAGES), IN_PLANE = in_plane(AT_ONCE);
+
+// Of the heads' products: floats from a tap to the next, such that lanes that write meet no bank twice.
+constexpr int PRODUCTS = SLOTS - 2 * PITCH - 2;
+constexpr int STRIDE = (PRODUCTS + 11) / 16 * 16 + 4 <= SLOTS ? (PRODUCTS + 11) / 16 * 16 + 4 : PRODUCTS;
 
 // Offsets into shared memory.
 constexpr int X = 0;
 constexpr int Y = X + X_BYTES;
-constexpr int U = Y + up(SLOTS * CHANNELS * 2);
-constexpr int LIST = U + up(PIXELS * CHANNELS * 2);       // pixels, the uppermost bits being whether they are active
+constexpr int U = Y + up(SLOT_PLANE * CHUNKS);
+constexpr int LIST = U + up(HOME_PLANE * CHUNKS);         // pixels, the uppermost bits being whether they are active
 constexpr int STEPS = LIST + up(PIXELS / TALL * 2);
-constexpr int CENTRES = STEPS + up(PIXELS);               // of the heads' products, where x has no room for them
-constexpr int PARTS = CENTRES + up(N_TILES == 2 ? GROUPS * PIXELS * 4 : 0);  // each warp's sums of u, for each image
-constexpr int NORMS = PARTS + up(IMAGES * WARPS * WIDE_N * 4);  // scale and shift before both convolutions of a unit
-constexpr int TAPS = NORMS + up(4 * CHANNELS * 4);        // of its head, unless registers hold them
-constexpr int POOLS = TAPS + up(N_TILES == 2 ? 0 : CHANNELS / 16 * 512);
-constexpr int MASKS = POOLS + up(CHANNELS * 4);           // a bit for every active pixel, a word for a row
-constexpr int TOTAL = MASKS + up(ROWS * 4);
+constexpr int CENTRES = STEPS + up(PIXELS);               // of the heads' products, where y has no room for them
+constexpr int PARTS = CENTRES + up(CHANNELS == 16 ? STRIDE * 4 : 0);  // sums of u where it halted: images, warps, channels
+constexpr int DOTS = PARTS + up(IMAGES * WARPS * CHANNELS * 4);  // each warp's sums of products with the weights of the mean
+constexpr int NORMS = DOTS + up(IMAGES * WARPS * 4);      // scale and shift before a unit, whose input is made with them
+constexpr int SECOND_NORM = NORMS + 8 * CHANNELS;         // those before its second convolution
+constexpr int POOLS = SECOND_NORM + 8 * CHANNELS;
+constexpr int MASKS = POOLS + up(CHANNELS * 4);           // a bit for every active pixel
+constexpr int PAST = MASKS + up(PIXELS / 8 + 8);          // those of a row when sums were last made, a word for a row
+constexpr int TOTAL = PAST + up(ROWS * 4);
 static_assert(TOTAL == SHARED_BYTES, "the host plans with another layout");
 static_assert(CHANNELS % 16 == 0 && CHUNKS % N_TILES == 0 && N_TILES % 2 == 0, "tiles must fit the channels");
-static_assert(PIXELS / TALL <= 1024, "classes must fit a byte");
-static_assert(HEIGHT % TALL == 0 && PIXELS <= 1 << (16 - TALL), "pixels must fit the list");
+static_assert((CHANNELS == 16 ? 8 : 9) * STRIDE * 4 <= SLOT_PLANE * CHUNKS, "products must fit y");
+static_assert(HEIGHT % TALL == 0 && TALL <= 2 && PIXELS <= 1 << (16 - TALL), "pixels must fit the list");
 static_assert(WARPS % GROUPS == 0 && WIDTH <= 32 && 32 % CHUNKS == 0, "warps must fit the groups");
 
 template <class T> DEVICE T& at(int byte) { return *reinterpret_cast<T*>(memory + byte); }
 template <class T> DEVICE T* array(int byte) { return reinterpret_cast<T*>(memory + byte); }
 
-// How the chunks of a pixel are permuted: pixels whose rows start at the same bank differ in these bits.
-template <int C> struct Swizzle {
-    static constexpr int power = (C & -C) > 64 ? 64 : (C & -C);
-    static constexpr int shift = power == 16 ? 2 : power == 32 ? 1 : 0;
-    static constexpr int mask = power / 8 - 1;
-    static DEVICE int of(int slot) { return (slot >> shift) & mask; }
-};
-
-template <int C> DEVICE int chunk_at(int slot, int chunk) {
-    return slot * (2 * C) + ((chunk ^ Swizzle<C>::of(slot)) << 4);
-}
-
-// A float of a slot of x, n < 8, for each group; lanes that read one n of consecutive slots meet no bank twice.
-DEVICE int product_at(int slot, int group, int n) {
-    using S = Swizzle<CHANNELS>;
-    constexpr int EIGHTS = S::power / 16;
-    const int eight = ((slot >> (S::shift + 3)) ^ group) & (EIGHTS - 1);
-    return slot * (2 * CHANNELS) + 32 * (eight + group / EIGHTS * EIGHTS) + 4 * (n ^ ((slot >> S::shift) & 7));
-}
-
-DEVICE int centre_at(int pixel, int slot, int group) {
-    return N_TILES == 2 ? CENTRES + 4 * (group * PIXELS + pixel) : X + product_at(slot, GROUPS + group, 0);
-}
+// A float that belongs to a slot: a product of a tap; the bytes from the first to the product of the centre.
+DEVICE int product_at(int slot, int tap) { return Y + 4 * (tap * STRIDE + slot - (PITCH + 1)); }
+constexpr int CENTRE = CHANNELS == 16 ? CENTRES - Y : 4 * 8 * STRIDE;
 
 DEVICE int image_of(int pixel) { return IMAGES == 1 ? 0 : pixel / PLANE; }
 // Where u has a pixel: rows are turned, so that classes are those of slots.
@@ -102,6 +100,9 @@ DEVICE int in_slot(int pixel) {  // of the centre in the map before
     int row = pixel / WIDTH, column = pixel % WIDTH;
     return (2 * row + image_of(pixel) + 1) * IN_PITCH + 1 + 2 * column;
 }
+
+DEVICE int slot_at(int slot, int chunk) { return 16 * slot + SLOT_PLANE * chunk; }
+DEVICE int home_at(int pixel, int chunk) { return U + 16 * home_of(pixel) + HOME_PLANE * chunk; }
 
 DEVICE void clear(int from, int bytes) {
     for (int i = threadIdx.x; i < bytes / 16; i += THREADS) array<uint4>(from)[i] = make_uint4(0, 0, 0, 0);

@@ -50,12 +50,16 @@ def pack_norms(units: Sequence[ResidualUnit]) -> Tensor:
 
 
 def pack_heads(heads: Sequence[HaltingHead]) -> Tensor:
-    """Return the taps of each head as a matrix of 16 columns, in fragments; the centre is the ninth."""
+    """Return the taps of each head as a matrix of 16 columns, in fragments.
+
+    The centre is the ninth; the tenth has the weights of the mean.
+    """
     packed = []
     for head in heads:
         assert head.conv is not None
         taps = head.conv.weight.detach()[0].flatten(1)
-        packed.append(fragments(F.pad(torch.cat([taps[:, AROUND], taps[:, 4:5]], 1), (0, 7))).flatten())
+        columns = [taps[:, AROUND], taps[:, 4:5], head.linear.weight.detach().t()]
+        packed.append(fragments(F.pad(torch.cat(columns, 1), (0, 6))).flatten())
     return torch.cat(packed)
 
 

@@ -9,6 +9,12 @@ SHARED_LIMIT = 227 * 1024
 """What a CTA may have where a multiprocessor has most: 163 KB on sm_80, 227 KB on sm_90."""
 
 
+def _plane(pixels: int, chunks: int) -> int:
+    """Return the bytes of eight channels of these pixels; see ``plane_of`` of the kernel."""
+    turn = max(1, 8 // chunks)
+    return 16 * (-(-(pixels - turn) // 8) * 8 + turn)
+
+
 @dataclass(frozen=True)
 class Plan:
     """The macros of ``kernel.cu``; the sizes are those of the maps that the block computes."""
@@ -33,21 +39,20 @@ class Plan:
     def shared_bytes(self) -> int:
         """Bytes of shared memory, as the kernel lays them out; it refuses to compile with another number."""
         channels, images, pixels = self.channels, self.images, self.images * self.height * self.width
-        slots = ((images * (self.height + 1) + 1) * (self.width + 1) + 1) * channels * 2
-        entry = 0
+        rows, pitch, chunks = images * self.height, self.width + 1, channels // 8
+        slots = (images * (self.height + 1) + 1) * pitch + 1
+        x = chunks * _plane(slots, chunks)
         if self.entry_stride == 2:
-            entry = ((2 * self.height + 2) * (2 * self.width + 1) + 1) * channels
-        groups = channels // (8 * self.n_tiles)
-        row = (self.width + 1) * channels * 2
-        parts = [max(slots - row, entry), slots, pixels * channels * 2, 2 * pixels // self.tall, pixels]
-        parts += [4 * groups * pixels if self.n_tiles == 2 else 0, 4 * images * self.warps * 8 * self.n_tiles]
-        parts += [
-            16 * channels,
-            0 if self.n_tiles == 2 else 32 * channels,
-            4 * channels,
-            4 * images * self.height,
-        ]
-        return sum(-(-part // 128) * 128 for part in parts)
+            before = (2 * self.height + 2) * (2 * self.width + 1) + 1
+            x = max(x, chunks // 2 * _plane(before, chunks // 2))
+        products = slots - 2 * pitch - 2
+        stride = (products + 11) // 16 * 16 + 4
+        stride = stride if stride <= slots else products
+        parts = [x, chunks * _plane(slots, chunks), chunks * _plane(pixels, chunks)]
+        parts += [2 * pixels // self.tall, pixels, 4 * stride if channels == 16 else 0]
+        parts += [4 * images * self.warps * channels, 4 * images * self.warps, 16 * channels]
+        parts += [4 * channels, pixels // 8 + 8, 4 * rows]
+        return sum(-(-part // 16) * 16 for part in parts)
 
     @property
     def macros(self) -> dict[str, int]:
