@@ -45,8 +45,9 @@ def candidates(channels: int) -> Iterator[Tiles]:
         if channels < 256:
             yield Tiles(p, n, k, warps, stages, 8)
         elif p < 256:
-            for splits in (1, 4):
-                yield Tiles(p, n, k, warps, stages, 2, splits)
+            yield Tiles(p, n, k, warps, stages, 2)
+            for sharing in (3, 6, 12):
+                yield Tiles(p, n, k, warps, stages, 1, sharing)
 
 
 class Work:
@@ -77,8 +78,8 @@ class Work:
         channels, size, _ = self.shape
         places, count = self.lists[0 if first else 1], self.counts[0 if first else 1]
         parts = channels // tiles.outputs
-        most = -(-self.goes_on.numel() // tiles.pixels) * tiles.splits
-        programs = min(-(-tiles.programs * self.processors // parts), most)
+        at_once = -(-tiles.programs * self.processors // parts)
+        programs = at_once if tiles.sharing else min(at_once, -(-self.goes_on.numel() // tiles.pixels))
         convolve[(programs, parts)](
             self.maps[0], self.weight, self.bias, self.maps[1], self.maps[1], self.sums, self.partial,
             self.arrivals, places, count, self.goes_on.numel(), size, size,
@@ -89,7 +90,7 @@ class Work:
 def constants(channels: int, size: int, tiles: Tiles, first: bool) -> dict[str, Any]:
     return {
         "C": channels, "D": channels, "TAPS": 9, "P": tiles.pixels, "N": tiles.outputs, "K": tiles.inputs,
-        "ALL": False, "LAST": not first, "SUMS": size**2 > SMALL, "SPLITS": tiles.splits,
+        "ALL": False, "LAST": not first, "SUMS": size**2 > SMALL, "SHARING": tiles.sharing,
         "PRECISION": "tf32", "num_warps": tiles.warps, "num_stages": tiles.stages,
     }  # fmt: skip
 

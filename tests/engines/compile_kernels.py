@@ -46,12 +46,12 @@ def compiled(kernel: Any, warps: int, stages: int = 3, **constants: Any) -> None
 
 def main() -> None:
     tiles, size = TILES[256][1], {"P": 64, "K": 32}
-    cut = {"P": tiles.pixels, "N": tiles.outputs, "K": tiles.inputs, "SPLITS": tiles.splits}
+    cut = {"P": tiles.pixels, "N": tiles.outputs, "K": tiles.inputs, "SHARING": tiles.sharing}
     common: dict[str, Any] = {"ALL": False, "PRECISION": "tf32"}
     compiled(
         convolve, tiles.warps, tiles.stages, C=256, D=256, TAPS=9, LAST=True, SUMS=False, **cut, **common
     )
-    compiled(convolve, 4, C=64, D=256, TAPS=1, LAST=True, SUMS=True, **(cut | {"SPLITS": 1}), **common)
+    compiled(convolve, 4, C=64, D=256, TAPS=1, LAST=True, SUMS=True, **(cut | {"SHARING": 0}), **common)
     compiled(activate, 4, C=256, **size)
     compiled(decide, 4, C=64, ALL=False, SAMPLES=True, **size)
     compiled(prepare, 4, C=64, ALL=False, **size)

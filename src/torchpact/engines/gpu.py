@@ -152,10 +152,10 @@ class _Run:
         self.pixels = shape.numel()
         self.small = self.pixels > 0 and shape[1] * shape[2] <= block.small
         self._make_notes(shape, device)
-        programs, sizes = zip(*(self._room(*each) for each in self._cut()), strict=True)
+        arrivals, sizes = zip(*(self._room(*each) for each in self._cut()), strict=True)
         self.partial = torch.empty(max(sizes), dtype=torch.float32, device=device)
         # all that starts from zero, in one: for each unit how many pixels are active, near and far
-        zeros = torch.zeros(len(block.units) * 4 + max(programs), dtype=torch.int32, device=device)
+        zeros = torch.zeros(len(block.units) * 4 + max(arrivals), dtype=torch.int32, device=device)
         self.counts = zeros[: len(block.units) * 4].view(-1, 4)
         self.arrivals = zeros[len(block.units) * 4 :]
         # room for lists; small maps have none of far pixels. All at addresses alike, or else kernels would be
@@ -251,7 +251,7 @@ class _Run:
                 height, width,
                 C=self.maps[index].size(3), D=weight.size(1), TAPS=taps,
                 P=tiles.pixels, N=tiles.outputs, K=tiles.inputs,
-                ALL=everywhere is not None, LAST=index == last, SUMS=not self.small, SPLITS=tiles.splits,
+                ALL=everywhere is not None, LAST=index == last, SUMS=not self.small, SHARING=tiles.sharing,
                 PRECISION=self.block.precision, num_warps=tiles.warps, num_stages=tiles.stages,
             )  # fmt: skip
 
@@ -260,17 +260,19 @@ class _Run:
         return [*zip(self.block.tiles, [*self.block.widths[1:], self.u.size(3)], strict=True)]
 
     def _programs(self, tiles: Tiles, outputs: int) -> tuple[int, int]:
-        return self._grid(tiles.pixels, tiles.programs, outputs // tiles.outputs, tiles.splits)
+        return self._grid(tiles.pixels, tiles.programs, outputs // tiles.outputs, tiles.sharing > 0)
 
     def _room(self, tiles: Tiles, outputs: int) -> tuple[int, int]:
-        """How many programs a convolution has, and the sums that they leave for each other."""
-        programs = math.prod(self._programs(tiles, outputs))
-        return programs, programs * tiles.pixels * tiles.outputs if tiles.splits > 1 else 0
+        """Tiles that programs may share, and the sums that they leave for each other, two tiles a program."""
+        if not tiles.sharing:
+            return 1, 0
+        programs, parts = self._programs(tiles, outputs)
+        return parts * -(-self.pixels // tiles.pixels), 2 * programs * parts * tiles.pixels * tiles.outputs
 
-    def _grid(self, tile: int, programs: int, parts: int = 1, splits: int = 1) -> tuple[int, int]:
-        """As many programs as run at once, or fewer if there is not so much work."""
+    def _grid(self, tile: int, programs: int, parts: int = 1, shared: bool = False) -> tuple[int, int]:
+        """As many programs as run at once, or fewer if there are fewer tiles, which may be shared."""
         at_once = -(-programs * self.block.processors // parts)
-        return max(1, min(at_once, -(-self.pixels // tile) * splits)), parts
+        return at_once if shared else max(1, min(at_once, -(-self.pixels // tile))), parts
 
     def ponder(self) -> Ponder:
         """Return what was decided."""

@@ -66,7 +66,7 @@ def raise_rows(  # type: ignore[no-untyped-def]
 def convolve(  # type: ignore[no-untyped-def]
     x, weight, bias, y, old, sums, partial, arrivals, places, count, pixels, height, width,
     C: tl.constexpr, D: tl.constexpr, TAPS: tl.constexpr, P: tl.constexpr, N: tl.constexpr, K: tl.constexpr,
-    ALL: tl.constexpr, LAST: tl.constexpr, SUMS: tl.constexpr, SPLITS: tl.constexpr, PRECISION: tl.constexpr,
+    ALL: tl.constexpr, LAST: tl.constexpr, SUMS: tl.constexpr, SHARING: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """A convolution of C channels to D, 3×3 or 1×1, at the listed pixels, and what comes after it.
 
@@ -74,26 +74,29 @@ def convolve(  # type: ignore[no-untyped-def]
     in ``y`` and, with ``SUMS``, adds what is new to ``sums``, which has a row for every image; with ``ALL``
     that is everything.
 
-    A short list has fewer tiles than programs run at once. Then up to ``SPLITS`` programs share the inputs of
-    a tile: each leaves its sums in ``partial``, and the one that comes last, by ``arrivals``, adds them up,
-    always in the same order.
+    A tile takes as many turns as it has products. Programs take whole tiles, unless some would wait for the
+    last ones for longer than ``SHARING`` turns: then each has the same number of turns, wherever they begin
+    and end. A program leaves the sums of a tile that it does not have all of in ``partial``, and the one that
+    comes last, by ``arrivals``, adds them up, always in the same order.
     """
     total = pixels if ALL else tl.load(count)
-    tiles, programs = tl.cdiv(total, P), tl.num_programs(0)
+    tiles, programs, program = tl.cdiv(total, P), tl.num_programs(0), tl.program_id(0)
     n = tl.program_id(1) * N + tl.arange(0, N)
     k = tl.arange(0, K)
     slices: tl.constexpr = C // K
     turns: tl.constexpr = TAPS * slices
     weights_at = weight + k[:, None] * D + n[None, :]
-    shares = 1
-    if SPLITS > 1:
-        shares = tl.minimum(SPLITS, tl.maximum(1, programs // tl.maximum(tiles, 1)))
-    for item in range(tl.program_id(0), tiles * shares, programs):
-        tile, begin, end = item, 0, turns
-        if SPLITS > 1:
-            tile = item // shares
-            begin = item % shares * turns // shares
-            end = (item % shares + 1) * turns // shares
+    at, stop, evenly, share = program * turns, tiles * turns, False, turns
+    if SHARING > 0:
+        share = tl.maximum(tl.cdiv(stop, programs), 1)
+        evenly = share + SHARING < tl.cdiv(tiles, programs) * turns
+        at = tl.where(evenly, program * share, at)
+        stop = tl.where(evenly, tl.minimum(stop, at + share), stop)
+    while at < stop:
+        tile, begin, end = at // turns, 0, turns
+        if SHARING > 0:
+            begin = at % turns
+            end = tl.minimum(turns, begin + stop - at)
         pixel, there = listed(places, tile, total, P, ALL)
         inside = neighbours(pixel, there, height, width)
         inputs_at = x + pixel.to(tl.int64)[:, None] * C + k[None, :]
@@ -110,13 +113,18 @@ def convolve(  # type: ignore[no-untyped-def]
             inputs = tl.load(inputs_at + offset, mask=mask, other=0.0)
             weights = tl.load(weights_at + turn * (K * D))
             result = tl.dot(inputs, weights, result, input_precision=PRECISION)
-        complete = shares == 1
-        if SPLITS > 1:  # noqa: SIM102 — only one of the two is known when it is compiled
-            if shares > 1:
-                lane = tl.program_id(1) * programs
-                complete = _leave(result, partial, arrivals + lane + tile, lane + item, shares, P, N)
+        complete = end - begin == turns
+        if SHARING > 0:  # noqa: SIM102 — only one of the two is known when it is compiled
+            if end - begin < turns:
+                # who has a part of this tile; of the two parts a program may have, only one begins a tile
+                first, last = tile * turns // share, (tile * turns + turns - 1) // share
+                slots = partial + tl.program_id(1).to(tl.int64) * programs * (2 * P * N)
+                arrival = arrivals + tl.program_id(1) * tiles + tile
+                slot = 2 * program + tl.where(program == first, 1, 0)
+                complete = _leave(result, slots, arrival, slot, last - first + 1, P, N)
                 if complete:
-                    result = _add_up(partial, lane + tile * shares, shares, P, N)
+                    result = _add_up(slots, first, last, P, N)
+        at += tl.where(evenly, end - begin, programs * turns)
         if complete:
             target = pixel.to(tl.int64)[:, None] * D + n[None, :]
             if LAST:
@@ -134,26 +142,27 @@ def convolve(  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _leave(  # type: ignore[no-untyped-def]
-    result, partial, arrival, slot, shares, P: tl.constexpr, N: tl.constexpr
+    result, partial, arrival, slot, parts, P: tl.constexpr, N: tl.constexpr
 ):
-    """Leave sums in a slot, and say whether they were the last ones of their tile."""
+    """Leave sums in a slot, and say whether they were the last of the parts of their tile."""
     cell = tl.arange(0, P)[:, None] * N + tl.arange(0, N)[None, :]
-    tl.store(partial + slot.to(tl.int64) * (P * N) + cell, result)
+    tl.store(partial + slot * (P * N) + cell, result)
     tl.debug_barrier()  # all threads have stored theirs before one says so
-    last = tl.atomic_add(arrival, 1, sem="acq_rel") == shares - 1
+    last = tl.atomic_add(arrival, 1, sem="acq_rel") == parts - 1
     if last:
         tl.store(arrival, 0)  # for the next convolution
     return last
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _add_up(partial, slot, shares, P: tl.constexpr, N: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Return the sum of what was left in some slots."""
+def _add_up(partial, first, last, P: tl.constexpr, N: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Return the sum of what these programs left of a tile."""
     cell = tl.arange(0, P)[:, None] * N + tl.arange(0, N)[None, :]
     result = tl.zeros((P, N), tl.float32)
-    for share in range(shares):
+    for program in range(first, last + 1):
+        slot = 2 * program + tl.where(program == first, 1, 0)
         # past the first cache, which does not see what other multiprocessors write
-        result += tl.load(partial + (slot + share).to(tl.int64) * (P * N) + cell, cache_modifier=".cg")
+        result += tl.load(partial + slot * (P * N) + cell, cache_modifier=".cg")
     return result
 
 

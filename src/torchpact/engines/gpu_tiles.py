@@ -16,8 +16,8 @@ class Tiles(NamedTuple):
     """Products whose inputs are loaded ahead, and the one at work."""
     programs: int
     """For every multiprocessor: enough to hide latency, few enough to start at once."""
-    splits: int = 1
-    """Programs that may share the inputs of a tile, where there are fewer tiles than programs."""
+    sharing: int = 0
+    """What it costs programs to share a tile, in products; 0 where they never do."""
 
 
 TILES = {
@@ -25,11 +25,11 @@ TILES = {
     32: (Tiles(128, 32, 32, 4, 4, 6), Tiles(128, 32, 32, 4, 4, 6)),
     64: (Tiles(128, 64, 64, 8, 3, 3), Tiles(128, 64, 64, 4, 3, 2)),
     128: (Tiles(128, 128, 64, 4, 3, 4), Tiles(64, 128, 64, 4, 4, 4)),
-    256: (Tiles(64, 128, 64, 4, 4, 2, 4), Tiles(64, 128, 64, 4, 4, 2, 4)),
+    256: (Tiles(128, 128, 64, 4, 4, 1, 6), Tiles(64, 128, 64, 4, 4, 1, 6)),
 }
 """Of the first convolution of a unit and the second, by the largest power of two that divides the channels,
 or the last: within 8 % of the fastest of 20 to 60 settings at 25 % and 50 % active pixels on an H200, for 64
-to 256 channels (benchmarks/engines_gpu_tiles.py). Not measured yet: fewer channels, and splits."""
+to 256 channels (benchmarks/engines_gpu_tiles.py). Not measured yet: fewer channels, and sharing."""
 
 
 def tiles_for(channels: int) -> tuple[Tiles, Tiles]:
