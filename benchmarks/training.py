@@ -3,12 +3,13 @@
     python benchmarks/training.py [--out benchmarks/training.csv]
 
 Batch 128, bf16, compiled, the whole iteration in a CUDA graph; images are random, as the speed does not
-depend on them. `together` is the number of networks trained at once, each on a stream of its own; its ratio
-is to one such network.
+depend on them. `together` is the number of networks trained at once, each on a stream of its own or, `joint`,
+by kernels that are for all of them; its ratio is to one such network.
 """
 
 import argparse
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -17,29 +18,29 @@ from table import write_csv
 from torchpact.data import Images
 from torchpact.models import ResNetConfig
 from torchpact.training import Learner, preset
+from torchpact.training.joint import Joint
 
-CASES = [  # units, method, together, iterations to time
-    (5, "plain", 1, 1500),
-    (5, "relaxed", 1, 1500),
-    (5, "act", 1, 1000),
-    (5, "reinforce", 1, 1000),
-    (5, "relaxed", 2, 1000),
-    (5, "relaxed", 4, 600),
-    (5, "relaxed", 8, 300),
-    (18, "plain", 1, 500),
-    (18, "relaxed", 1, 500),
+CASES = [  # units, method, together, joint, iterations to time
+    (5, "plain", 1, False, 1500),
+    (5, "relaxed", 1, False, 1500),
+    (5, "act", 1, False, 1000),
+    (5, "reinforce", 1, False, 1000),
+    (5, "relaxed", 2, False, 1000),
+    (5, "relaxed", 4, False, 600),
+    (5, "relaxed", 8, False, 300),
+    (5, "relaxed", 8, True, 300),
+    (18, "plain", 1, False, 500),
+    (18, "relaxed", 1, False, 500),
 ]
 
 
 def make(units: int, method: str, seed: int, data: Images) -> Learner:
     network = ResNetConfig(units=units, adaptive=method != "plain")
     config = preset("fast", method=method, network=network, precision="bf16", seed=seed)
-    learner = Learner(config, data, data.images.device)
-    learner.advance()
-    return learner
+    return Learner(config, data, data.images.device)
 
 
-def images_per_second(learners: list[Learner], iterations: int) -> float:
+def images_per_second(learners: Sequence[Learner | Joint], networks: int, iterations: int) -> float:
     for _ in range(30):
         for learner in learners:
             learner.advance()
@@ -49,7 +50,7 @@ def images_per_second(learners: list[Learner], iterations: int) -> float:
         for learner in learners:
             learner.advance()
     torch.cuda.synchronize()
-    return len(learners) * iterations * learners[0].config.batch / (time.perf_counter() - start)
+    return networks * iterations * learners[0].config.batch / (time.perf_counter() - start)
 
 
 def main() -> None:
@@ -66,14 +67,17 @@ def main() -> None:
     alone: dict[tuple[int, str], float] = {}
     kept: dict[tuple[int, str], list[Learner]] = {}
     for number in arguments.cases:
-        units, method, together, iterations = CASES[number]
+        units, method, together, joint, iterations = CASES[number]
         started = time.perf_counter()
-        learners = kept.setdefault((units, method), [])
-        while len(learners) < together:
-            learners.append(make(units, method, len(learners), data))
+        # those that join must be new
+        learners = [] if joint else kept.setdefault((units, method), [])
+        learners += [make(units, method, seed, data) for seed in range(len(learners), together)]
+        moving: Sequence[Learner | Joint] = [Joint(learners)] if joint else learners[:together]
+        for one in moving:
+            one.advance()
         setup = time.perf_counter() - started
         torch.cuda.reset_peak_memory_stats()
-        speed = images_per_second(learners[:together], iterations)
+        speed = images_per_second(moving, together, iterations)
         if together == 1:
             alone[units, method] = speed
         plain = alone.get((units, "plain"))
@@ -81,6 +85,7 @@ def main() -> None:
             "network": f"ResNet-{6 * units + 2}",
             "method": method,
             "together": together,
+            "joint": "yes" if joint else "",
             "images_per_second": round(speed),
             "step_to_plain": round(plain / speed, 3) if plain and together == 1 else "",
             "total_to_one": round(speed / alone[units, method], 2) if together > 1 else "",

@@ -113,6 +113,31 @@ def test_deterministic_runs_resume_to_the_same_bits(method, precision):
         assert torch.equal(continued.state()[name], value), name
 
 
+@pytest.mark.parametrize("method", ["plain", "relaxed", "act"])
+def test_joint_networks_learn_each_its_own(method):
+    from torchpact.training.joint import Joint
+
+    data = on_gpu(images())
+    settings = [config(method, iterations=200, batch=32, precision="bf16", seed=seed) for seed in range(3)]
+    learners = [Learner(each, data, "cuda") for each in settings]
+    together = Joint(learners)
+    if method == "plain":  # without noise, the loss is the sum of theirs
+        batch, labels = data.images[:48], data.labels[:48]
+        alone = [Learner(each, data, "cuda", compile=False) for each in settings]
+        parts = zip(alone, batch.chunk(3), labels.chunk(3), strict=True)
+        expected = sum(one._forward(part, truth)[0].item() for one, part, truth in parts)
+        assert together._objective(batch, labels)[0].item() == pytest.approx(expected, rel=2e-2)
+    losses = []
+    for _ in range(2):
+        for _ in range(60):
+            together.advance()
+        losses.append([one.metrics().nll for one in learners])
+    assert all(after < before for before, after in zip(*losses, strict=True))
+    assert len({round(loss, 6) for loss in losses[1]}) == 3
+    norms = [learner.model.get_submodule("norm") for learner in learners]
+    assert [int(norm.num_batches_tracked) for norm in norms] == [120] * 3
+
+
 @pytest.mark.parametrize("method", METHODS)
 def test_a_compiled_network_learns(method):
     learner = Learner(config(method, iterations=200, batch=32, precision="bf16"), on_gpu(images()), "cuda")

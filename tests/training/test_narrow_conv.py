@@ -36,15 +36,29 @@ def test_output_and_gradients_are_those_of_a_convolution(shape, layout):
         torch.testing.assert_close(one, two, rtol=1e-5, atol=1e-4)
 
 
+def test_kernels_of_several_networks_are_for_their_share_of_the_batch():
+    x = torch.randn(6, 16, 5, 7).to(memory_format=torch.channels_last).requires_grad_()
+    weight = torch.randn(3, 16, 3, 3, 16).permute(0, 1, 4, 2, 3).requires_grad_()
+    y = narrow_conv(x, weight)
+    parts = zip(x.chunk(3), weight, strict=True)
+    expected = torch.cat([F.conv2d(part, kernel, padding=1) for part, kernel in parts])
+    torch.testing.assert_close(y, expected, rtol=1e-5, atol=1e-4)
+    dy = torch.randn_like(y)
+    found = torch.autograd.grad(y, (x, weight), dy)
+    for one, two in zip(found, torch.autograd.grad(expected, (x, weight), dy), strict=True):
+        torch.testing.assert_close(one, two, rtol=1e-5, atol=1e-4)
+    assert found[1].stride() == weight.stride()
+
+
 def test_chunks_of_pixels_end_anywhere(monkeypatch):
     """Settings that other GPUs may want do not change the result."""
     x, weight = torch.randn(2, 16, 6, 7), torch.randn(16, 16, 3, 3)
     dy = torch.randn_like(x)
-    expected = narrow_conv(x, weight), module._weight_gradient(x, dy)
+    expected = narrow_conv(x, weight), module._weight_gradient(x, dy)[0]
     monkeypatch.setitem(module.TILES, 16, (16, 1))
     monkeypatch.setitem(module.CHUNKS, 16, (32, 16, 1))
     torch.testing.assert_close(narrow_conv(x, weight), expected[0])
-    torch.testing.assert_close(module._weight_gradient(x, dy), expected[1], rtol=1e-5, atol=1e-4)
+    torch.testing.assert_close(module._weight_gradient(x, dy)[0], expected[1], rtol=1e-5, atol=1e-4)
 
 
 def test_only_convolutions_that_fit_are_taken():

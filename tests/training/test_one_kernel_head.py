@@ -85,3 +85,16 @@ def test_a_gradient_lies_in_memory_as_its_parameter():
         known = list(parameters)
         for gradient, parameter in zip(torch.autograd.grad(logits.sum(), known), known, strict=True):
             assert gradient.stride() == parameter.stride()
+
+
+def test_heads_of_several_networks_are_for_their_share_of_the_batch():
+    u = torch.randn(6, 16, 5, 7).to(memory_format=torch.channels_last).requires_grad_()
+    rows, bias = torch.randn(3, 10, 16, requires_grad=True), torch.randn(3, requires_grad=True)
+    found = module.halting_logits(u, rows, bias)
+    parts = zip(u.chunk(3), rows, bias, strict=True)
+    expected = torch.cat([module.halting_logits(part, own, b.view(1)) for part, own, b in parts])
+    torch.testing.assert_close(found, expected)
+    dlogits = torch.randn(found.shape)
+    ours = torch.autograd.grad(found, (u, rows, bias), dlogits)
+    for one, two in zip(ours, torch.autograd.grad(expected, (u, rows, bias), dlogits), strict=True):
+        torch.testing.assert_close(one, two)

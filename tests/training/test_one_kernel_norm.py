@@ -138,3 +138,33 @@ def test_compiled_it_is_one_graph_and_learns_the_same():
         atol=1e-3,
     )
     torch.testing.assert_close(ours.running_var, plain.running_var)
+
+
+def test_norms_of_several_networks_are_for_their_share_of_the_batch(monkeypatch):
+    monkeypatch.setattr(module, "TILE", 256)
+    monkeypatch.setattr(module, "PROGRAMS", 3)
+    pairs = [pair(16, torch.double) for _ in range(3)]
+    x = (torch.randn(6, 16, 5, 7) * 2 + 1).to(memory_format=torch.channels_last).requires_grad_()
+    together: Any = pair(16)[1]
+    for name in ("weight", "bias", "running_mean", "running_var"):
+        rows = torch.stack([getattr(ours, name).detach() for _, ours in pairs])
+        if name in ("weight", "bias"):
+            setattr(together, name, nn.Parameter(rows))
+        else:
+            together.register_buffer(name, rows)
+    together.register_buffer("ticket", torch.zeros(3, dtype=torch.int32))
+    dy = torch.randn(x.shape)
+    for _ in range(2):
+        wide = x.detach().double().requires_grad_()
+        parts = zip(wide.chunk(3), pairs, strict=True)
+        expected = torch.cat([F.relu(plain(part)) for part, (plain, _) in parts])
+        y = together.by_kernels(x)
+        found = torch.autograd.grad(y, (x, together.weight, together.bias), dy)
+        known = [p for name in ("weight", "bias") for plain, _ in pairs for p in [getattr(plain, name)]]
+        exact = torch.autograd.grad(expected, (wide, *known), dy.double())
+        stacked = (exact[0], torch.stack(exact[1:4]), torch.stack(exact[4:]))
+        for one, two in zip((y, *found), (expected, *stacked), strict=True):
+            assert relative(one, two) < 1e-5
+        for name in ("running_mean", "running_var"):
+            rows = torch.stack([getattr(plain, name) for plain, _ in pairs])
+            assert relative(getattr(together, name), rows) < 1e-5

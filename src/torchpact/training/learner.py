@@ -78,18 +78,18 @@ class Learner(Iterations):
             distributed.with_global_norms(model)
         memory = torch.channels_last if on_gpu else torch.contiguous_format
         self.model: ResNet = model.to(self.device, memory_format=memory)  # type: ignore[call-overload]
-        own_kernels = on_gpu and self.compile and config.precision == "bf16"
-        if own_kernels:
+        self.own_kernels = on_gpu and self.compile and config.precision == "bf16"
+        if self.own_kernels:
             # they need Triton, which comes with torch for CUDA but not for CPUs
             importlib.import_module("torchpact.training.kernels").with_own_kernels(self.model)
         if (teacher is None) != (config.distill == 0):
             raise ValueError(
                 f"expected a teacher where distill is not 0, and only there; it is {config.distill:g}"
             )
-        self.teacher = teacher and Teacher(teacher, self.device, config.precision, own_kernels)
+        self.teacher = teacher and Teacher(teacher, self.device, config.precision, self.own_kernels)
         self.baseline = EMABaseline(config.baseline_decay).to(self.device)
         self.lr = torch.tensor(config.lr, device=self.device) if self.capture else config.lr
-        self.optimizer = self._make_optimizer()
+        self.optimizer = make_optimizer(self.model, config, self.lr)
         self.data = data
         self.order = BatchOrder(
             len(data), config.batch, derived_seed(config.seed, "order"), device=self.device
@@ -111,23 +111,14 @@ class Learner(Iterations):
         if self.compile:
             self._augment, self._objective = compiled(self._crop), compiled(self._forward)
         self.captured = Captured(self.device) if self.capture else None
+        self.joined: Iterations | None = None
 
-    def _make_optimizer(self) -> torch.optim.Optimizer:
-        config = self.config
-        decayed = [m.weight for m in self.model.modules() if isinstance(m, nn.Conv2d | nn.Linear)]
-        known = {id(p) for p in decayed}
-        others = [p for p in self.model.parameters() if id(p) not in known]
-        groups: list[dict[str, Any]] = [
-            {"params": decayed, "weight_decay": config.weight_decay},
-            {"params": others, "weight_decay": 0.0},
-        ]
-        # fused kernels take a learning rate that lives on the device, which a captured iteration needs
-        fused = True if self.capture else None
-        if config.optimizer == "adam":
-            return torch.optim.Adam(groups, lr=self.lr, fused=fused, capturable=self.capture)
-        return torch.optim.SGD(
-            groups, lr=self.lr, momentum=config.momentum, nesterov=config.nesterov, fused=fused
-        )
+    def advance(self) -> None:
+        """Train for one iteration, and those joined with it; the work may still be under way on return."""
+        if self.joined is not None:
+            self.joined.advance()
+        else:
+            super().advance()
 
     def _crop(self, images: Tensor) -> Tensor:
         return augment(images, pad=self.config.pad)
@@ -202,7 +193,7 @@ class Learner(Iterations):
     @torch.enable_grad()
     def _prepare(self) -> None:
         """Compile, warm up and capture the iteration if need be, then put everything back as it was."""
-        if self.captured is None or self.captured.recorded:
+        if self.captured is None or self.captured.recorded or self.joined is not None:
             return
         torch.cuda.synchronize(self.device)  # weights may still be on their way, from another stream
         before = copies(self.state())
@@ -276,3 +267,22 @@ class Learner(Iterations):
             self._sums.zero_()
             self._set_learning_rate()
             self._set_price()
+
+
+def make_optimizer(model: nn.Module, config: TrainConfig, lr: float | Tensor) -> torch.optim.Optimizer:
+    """Return the optimizer of a run; weights of convolutions and linear layers decay.
+
+    A learning rate that lives on the device is for iterations that are captured.
+    """
+    decayed = [m.weight for m in model.modules() if isinstance(m, nn.Conv2d | nn.Linear)]
+    known = {id(p) for p in decayed}
+    others = [p for p in model.parameters() if id(p) not in known]
+    groups: list[dict[str, Any]] = [
+        {"params": decayed, "weight_decay": config.weight_decay},
+        {"params": others, "weight_decay": 0.0},
+    ]
+    captured = isinstance(lr, Tensor)
+    fused = True if captured else None  # whose kernels take such a rate
+    if config.optimizer == "adam":
+        return torch.optim.Adam(groups, lr=lr, fused=fused, capturable=captured)
+    return torch.optim.SGD(groups, lr=lr, momentum=config.momentum, nesterov=config.nesterov, fused=fused)

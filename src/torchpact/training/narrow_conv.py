@@ -4,6 +4,9 @@ The maps are channels-last. A program of the convolution has some pixels and add
 (pixels × channels) with (channels × channels), one for each tap of the kernel. The gradient of the input is
 the same convolution with the kernel turned around; that of the kernel is summed over chunks of pixels first,
 and then over the chunks, always in the same order.
+
+Several kernels may be given at once, of as many networks that are trained together: each is for its share of
+the batch, one after the other.
 """
 
 from typing import Any
@@ -37,6 +40,8 @@ def _convolve(  # type: ignore[no-untyped-def]
     C: tl.constexpr, TURNED: tl.constexpr, PIXELS: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """``kernel`` lies as outputs × taps × inputs; ``TURNED`` around, its outputs are what comes in."""
+    network = tl.program_id(1).to(tl.int64)
+    x, y, kernel = x + network * end * C, y + network * end * C, kernel + network * 9 * C * C
     pixel = tl.program_id(0) * PIXELS + tl.arange(0, PIXELS)
     row, column = pixel // width % height, pixel % width
     # a bit for each tap that lies inside of the image
@@ -67,6 +72,8 @@ def _kernel_gradient(  # type: ignore[no-untyped-def]
 ):
     """One row of the kernel: its three taps share what they load of ``dy``."""
     i = tl.program_id(1) - 1
+    network = tl.program_id(2).to(tl.int64)
+    x, dy = x + network * end * C, dy + network * end * C
     c = tl.arange(0, C)
     left = tl.zeros((C, C), tl.float32)
     middle = tl.zeros((C, C), tl.float32)
@@ -85,7 +92,8 @@ def _kernel_gradient(  # type: ignore[no-untyped-def]
         right = tl.dot(
             gradient, tl.load(at + C, mask=(there & (column < width - 1))[:, None], other=0), right
         )
-    at = sums + ((tl.program_id(0) * 3 + i + 1) * C + c)[:, None] * (3 * C) + c[None, :]
+    chunk = network * tl.num_programs(0) + tl.program_id(0)
+    at = sums + ((chunk * 3 + i + 1) * C + c)[:, None] * (3 * C) + c[None, :]
     tl.store(at, left)
     tl.store(at + C, middle)
     tl.store(at + 2 * C, right)
@@ -95,37 +103,43 @@ def _kernel_gradient(  # type: ignore[no-untyped-def]
 def narrow_conv(x: Tensor, weight: Tensor, turned: bool = False) -> Tensor:
     """What ``F.conv2d(x, weight, padding=1)`` is, for a 3×3 kernel of as many outputs as inputs.
 
-    ``turned``, it is what ``F.conv_transpose2d`` is: the gradient of the input.
+    ``turned``, it is what ``F.conv_transpose2d`` is: the gradient of the input. With a dimension more than
+    that, ``weight`` is the kernels of several networks.
     """
-    batch, channels, height, width = x.shape
+    _, channels, height, width = x.shape
     x = x.contiguous(memory_format=torch.channels_last)
     y = torch.empty_like(x)
-    end = batch * height * width
+    networks = _networks(weight)
+    end = x.size(0) // networks * height * width
     pixels, warps = TILES[channels]
-    wrap_triton(_convolve)[(triton.cdiv(end, pixels),)](
-        x, weight.contiguous(memory_format=torch.channels_last), y, height, width, end,
+    wrap_triton(_convolve)[(triton.cdiv(end, pixels), networks)](
+        x, weight.movedim(-3, -1).contiguous(), y, height, width, end,
         C=channels, TURNED=turned, PIXELS=pixels, STAGES=STAGES, num_warps=warps,
     )  # fmt: skip
     return y
 
 
+def _networks(weight: Tensor) -> int:
+    return weight.size(0) if weight.dim() == 5 else 1
+
+
 @triton_op("torchpact::narrow_conv_weight_gradient", mutates_args={})
-def _weight_gradient(x: Tensor, dy: Tensor) -> Tensor:
-    """The gradient of the weight, in single precision."""
-    batch, channels, height, width = x.shape
+def _weight_gradient(x: Tensor, dy: Tensor, networks: int = 1) -> Tensor:
+    """The gradients of the kernels of so many networks, in single precision."""
+    _, channels, height, width = x.shape
     x = x.contiguous(memory_format=torch.channels_last)
     dy = dy.contiguous(memory_format=torch.channels_last)
-    end = batch * height * width
+    end = x.size(0) // networks * height * width
     chunk, step, warps = CHUNKS[channels]
     chunks = triton.cdiv(end, chunk)
-    sums = x.new_empty(chunks, 3, channels, 3 * channels, dtype=torch.float32)
-    wrap_triton(_kernel_gradient)[(chunks, 3)](
+    sums = x.new_empty(networks, chunks, 3, channels, 3 * channels, dtype=torch.float32)
+    wrap_triton(_kernel_gradient)[(chunks, 3, networks)](
         x, dy, sums, height, width, end,
         C=channels, CHUNK=chunk, STEP=step, num_warps=warps,
     )  # fmt: skip
-    # from rows of the kernel, outputs, columns, inputs; channels-last, as the weight is
-    gradient = sums.sum(0).view(3, channels, 3, channels).permute(1, 3, 0, 2)
-    return gradient.contiguous(memory_format=torch.channels_last)
+    # from rows of the kernel, outputs, columns, inputs; inputs lie last, as in the weight
+    gradient = sums.sum(1).view(networks, 3, channels, 3, channels).permute(0, 2, 1, 3, 4)
+    return gradient.contiguous().permute(0, 1, 4, 2, 3)
 
 
 def _setup(ctx: Any, inputs: tuple[Tensor, Tensor, bool], output: Tensor) -> None:
@@ -136,7 +150,8 @@ def _setup(ctx: Any, inputs: tuple[Tensor, Tensor, bool], output: Tensor) -> Non
 
 def _backward(ctx: Any, dy: Tensor) -> tuple[Tensor, Tensor, None]:
     x, weight = ctx.saved_tensors
-    return narrow_conv(dy, weight, True), _weight_gradient(x, dy).to(weight.dtype), None
+    gradient = _weight_gradient(x, dy, _networks(weight)).to(weight.dtype)
+    return narrow_conv(dy, weight, True), gradient.view_as(weight), None
 
 
 narrow_conv.register_autograd(_backward, setup_context=_setup)
@@ -158,10 +173,10 @@ class NarrowConv2d(nn.Conv2d):
         return y
 
 
-def fits(conv: nn.Module) -> bool:
-    """Whether the kernels above do what this convolution does, and are faster."""
+def fits(conv: nn.Module, kind: type[nn.Conv2d] = nn.Conv2d) -> bool:
+    """Whether the kernels above do what this convolution of a kind does, and are faster."""
     return (
-        type(conv) is nn.Conv2d
+        type(conv) is kind
         and conv.in_channels in (conv.out_channels, IMAGE)
         and conv.out_channels in CHANNELS
         and (conv.kernel_size, conv.stride, conv.padding) == ((3, 3), (1, 1), (1, 1))

@@ -4,6 +4,9 @@ A head's logits are few numbers made of all of u: nine taps of a convolution to 
 product with the mean over the map. A program has an image, so that the mean is its own affair, and reads it
 once. In the gradients the ten products are the ten columns of a matrix: those of u are its product with the
 weights, those of the weights its product with u.
+
+Rows and biases may be those of several networks that are trained together: then each is for its share of the
+batch, one after the other.
 """
 
 from typing import Any
@@ -27,8 +30,10 @@ ROWS = 16
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _logits(  # type: ignore[no-untyped-def]
-    u, rows, bias, logits, height, width, C, WIDE: tl.constexpr, PIXELS: tl.constexpr
+    u, rows, bias, logits, images, height, width, C, WIDE: tl.constexpr, PIXELS: tl.constexpr
 ):
+    network = tl.program_id(0) // images
+    rows, bias = rows + network * 10 * C, bias + network
     size = height * width
     start_of = tl.program_id(0).to(tl.int64) * size
     c = tl.arange(0, WIDE)
@@ -57,9 +62,10 @@ def _logits(  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _gradients(  # type: ignore[no-untyped-def]
-    dlogits, u, rows, du, sums, height, width, C,
+    dlogits, u, rows, du, sums, images, height, width, C,
     WIDE: tl.constexpr, PIXELS: tl.constexpr, ROWS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
+    rows += tl.program_id(0) // images * 10 * C
     size = height * width
     start_of = tl.program_id(0).to(tl.int64) * size
     c, t = tl.arange(0, WIDE), tl.arange(0, ROWS)
@@ -96,13 +102,17 @@ def _shape(u: Tensor) -> dict[str, int]:
 
 @triton_op("torchpact::halting_logits", mutates_args={})
 def halting_logits(u: Tensor, rows: Tensor, bias: Tensor) -> Tensor:
-    """The logits of maps: nine taps and the weights of the mean are the ``rows``; in single precision."""
+    """The logits of maps: nine taps and the weights of the mean are the ``rows``; in single precision.
+
+    With a dimension more than that, they are those of several networks, with a bias each.
+    """
     u = u.contiguous(memory_format=torch.channels_last)
     batch, _, height, width = u.shape
     logits = u.new_empty(batch, 1, height, width, dtype=torch.float32)
     wrap_triton(_logits)[(batch,)](
-        u, rows.contiguous(), bias, logits, height, width, **_shape(u), num_warps=WARPS["logits"]
-    )
+        u, rows.contiguous(), bias, logits, batch // bias.numel(), height, width,
+        **_shape(u), num_warps=WARPS["logits"],
+    )  # fmt: skip
     return logits
 
 
@@ -114,10 +124,14 @@ def _all_gradients(dlogits: Tensor, u: Tensor, rows: Tensor) -> tuple[Tensor, Te
     du = torch.empty_like(u)
     sums = u.new_empty(batch, ROWS, channels, dtype=torch.float32)
     wrap_triton(_gradients)[(batch,)](
-        dlogits.contiguous(), u, rows.contiguous(), du, sums, height, width,
+        dlogits.contiguous(), u, rows.contiguous(), du, sums, batch // _networks(rows), height, width,
         **_shape(u), ROWS=ROWS, PRECISION="ieee", num_warps=WARPS["gradients"],
     )  # fmt: skip
     return du, sums
+
+
+def _networks(rows: Tensor) -> int:
+    return rows.size(0) if rows.dim() == 3 else 1
 
 
 def _setup(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor], output: Tensor) -> None:
@@ -127,8 +141,8 @@ def _setup(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor], output: Tensor) -> N
 def _backward(ctx: Any, dlogits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     u, rows = ctx.saved_tensors
     du, sums = _all_gradients(dlogits, u, rows)
-    total = sums.sum(0)
-    return du, total[:10], total[10, :1]
+    total = sums.unflatten(0, (_networks(rows), -1)).sum(1)
+    return du, total[:, :10].view_as(rows), total[:, 10, :1].flatten()
 
 
 halting_logits.register_autograd(_backward, setup_context=_setup)

@@ -1,0 +1,301 @@
+"""Several networks of one kind, trained by the same kernels.
+
+The kernels of a small network are too small for a GPU, and there are hundreds of them in an iteration. Here
+each is for all networks at once: the batch is theirs one after the other, and whatever has weights takes
+those of the network that an image belongs to. All else, such as adaptive blocks, sees a larger batch.
+"""
+
+import importlib
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from torchpact._checks import at_least_single
+from torchpact.data import augment
+from torchpact.models.resnet import ResNet, build
+from torchpact.models.units import HaltingHead, average_patches, join_patches
+from torchpact.training.algorithms import fastest_algorithms
+from torchpact.training.capturing import Captured
+from torchpact.training.compiling import compiled, many_kinds
+from torchpact.training.config import TrainConfig
+from torchpact.training.inputs import as_input, casting
+from torchpact.training.iterations import Iterations
+from torchpact.training.learner import Learner, make_optimizer
+from torchpact.training.state import copies, put_back
+
+
+class JointConv2d(nn.Conv2d):
+    """3×3 convolutions of several networks: ``weight`` has a dimension more, the first."""
+
+    kernels: Any = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Convolve the maps of each by its own."""
+        if self.kernels is not None and self.kernels.fits(self, JointConv2d):
+            found: Tensor = self.kernels.NarrowConv2d.by_kernels(self, x, torch.get_autocast_dtype("cuda"))
+            return found
+        parts = zip(x.chunk(len(self.weight)), self.weight, strict=True)
+        return torch.cat([F.conv2d(part, weight, None, self.stride, self.padding) for part, weight in parts])
+
+
+class JointNorm(nn.BatchNorm2d):
+    """Batch norms of several networks, a row of weights and statistics each; with their ReLU."""
+
+    kernels: Any = None
+
+    def activated(self, x: Tensor) -> Tensor:
+        """Normalise and rectify the maps of each."""
+        if self.kernels is not None:
+            found: Tensor = self.kernels.OneKernelNorm.by_kernels(self, x)
+            return found
+        self.get_buffer("num_batches_tracked").add_(1)
+        statistics = self.get_buffer("running_mean"), self.get_buffer("running_var")
+        rows = zip(x.chunk(len(self.weight)), *statistics, self.weight, self.bias, strict=True)
+        return torch.cat([self._one(*row) for row in rows])
+
+    def _one(self, x: Tensor, mean: Tensor, var: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        return F.relu(F.batch_norm(x, mean, var, weight, bias, True, self.momentum or 0.0, self.eps))
+
+
+class JointHead(HaltingHead):
+    """Halting heads of several networks, of the paper's kind."""
+
+    kernels: Any = None
+
+    def forward(self, u: Tensor) -> Tensor:
+        """Return logits that broadcast to ``u``."""
+        assert self.conv is not None
+        u, bias = join_patches(u), self.linear.bias.flatten()
+        if self.kernels is not None:
+            taps = self.conv.weight.permute(0, 1, 3, 4, 2).flatten(1, 3)
+            logits = self.kernels.halting_logits(u, torch.cat([taps, self.linear.weight], 1), bias)
+        else:
+            parts = zip(u.chunk(len(bias)), self.conv.weight, self.linear.weight, bias, strict=True)
+            logits = torch.cat([_logits(*each) for each in parts])
+        return average_patches(logits, self.group)
+
+
+def _logits(u: Tensor, weight: Tensor, pooled: Tensor, bias: Tensor) -> Tensor:
+    local = at_least_single(F.conv2d(u, weight, padding=1))
+    mean = at_least_single(F.linear(u.mean((2, 3)), pooled))[:, :, None, None]
+    return local + mean + at_least_single(bias)
+
+
+class JointLinear(nn.Linear):
+    """Linear layers of several networks."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Multiply the rows of each by its own weights."""
+        rows = x.unflatten(0, (len(self.weight), -1))
+        return torch.baddbmm(self.bias.unsqueeze(1), rows, self.weight.transpose(1, 2)).flatten(0, 1)
+
+
+JOINT: dict[type[nn.Module], tuple[type[nn.Module], str | None]] = {
+    nn.Conv2d: (JointConv2d, "narrow_conv"),
+    nn.BatchNorm2d: (JointNorm, "one_kernel_norm"),
+    HaltingHead: (JointHead, "one_kernel_head"),
+    nn.Linear: (JointLinear, None),
+}
+"""What modules become, and where their kernels are."""
+
+
+def join(learners: Sequence[Learner]) -> list["Joint"]:
+    """Have all that can be trained by the same kernels be so, from now on."""
+    kinds: dict[str, list[Learner]] = {}
+    for one in learners:
+        kind = replace(one.config, tau=0.0, seed=0)
+        kinds.setdefault(f"{kind} {one.iteration} {id(one.data)}", []).append(one)
+    return [Joint(group) for group in kinds.values() if len(group) > 1 and can_join(group)]
+
+
+def can_join(learners: Sequence[Learner]) -> bool:
+    """Whether these can be trained by the same kernels: of one kind, at the same iteration, and not begun.
+
+    Their seeds and prices may differ. Not for decisions per image, heads with batch norm, REINFORCE,
+    Adam, teachers, process groups or deterministic runs.
+    """
+    first = learners[0]
+    config = first.config
+    return (
+        config.method in ("plain", "relaxed", "act")
+        and config.optimizer == "sgd"
+        and not (config.deterministic or config.network.halting_norm)
+        and config.network.per == "pixel"
+        and all(
+            replace(one.config, tau=config.tau, seed=config.seed) == config
+            and (one.iteration, one.device) == (first.iteration, first.device)
+            and one.data is first.data
+            and one.teacher is None
+            and not one.shared
+            and one.joined is None
+            and (one.captured is None or not one.captured.recorded)
+            for one in learners
+        )
+    )
+
+
+class Joint(Iterations):
+    """Learners that advance together; from now on their weights are parts of larger tensors.
+
+    What each draws depends on all of them, unlike where they have streams of their own.
+    """
+
+    config: TrainConfig
+
+    def __init__(self, learners: Sequence[Learner]) -> None:
+        if not can_join(learners):
+            raise ValueError("expected learners of one kind that have not begun, or not on this device")
+        first = learners[0]
+        self.learners = list(learners)
+        self.config, self.device, self.iteration = first.config, first.device, first.iteration
+        self.model = self._stacked_model()
+        self.lr = torch.tensor(self.config.lr, device=self.device) if first.capture else self.config.lr
+        self.optimizer = make_optimizer(self.model, self.config, self.lr)
+        if self.config.momentum:
+            self._stack_momenta()
+        count, batch = len(self.learners), self.config.batch
+        self._permutation = torch.zeros(
+            count, first.order.batches_per_epoch * batch, dtype=torch.long, device=self.device
+        )
+        self._position = torch.zeros((), dtype=torch.long, device=self.device)
+        self._epoch = -1
+        self._prices = [one.config.tau for one in self.learners]
+        self._tau = torch.tensor(self._prices, device=self.device)
+        self._sums = torch.zeros(count, len(first._sums), dtype=torch.double, device=self.device)
+        self._since, self._rate = 0, self.config.lr
+        self._augment, self._objective = self._crop, self._forward
+        if first.compile:
+            self._augment, self._objective = compiled(self._crop), compiled(self._forward)
+        self.captured = Captured(self.device) if first.capture else None
+        for one, sums in zip(self.learners, self._sums, strict=True):
+            one.captured, one._sums, one.joined = self.captured, sums, self
+
+    def _stacked_model(self) -> ResNet:
+        """A network whose weights and statistics are those of all, which become views of it."""
+        first = self.learners[0]
+        model = build(self.config.network, self.config.training_mode())
+        for name, module in model.named_modules():
+            others = [one.model.get_submodule(name) for one in self.learners]
+            for key in module._parameters.keys() - {k for k, v in module._parameters.items() if v is None}:
+                own = [other.get_parameter(key) for other in others]
+                stacked = _stack([parameter.detach() for parameter in own])
+                module._parameters[key] = nn.Parameter(stacked)
+                for parameter, part in zip(own, stacked, strict=True):
+                    parameter.data = part
+            for key in module._buffers:
+                stacked = _stack([other.get_buffer(key) for other in others])
+                module._buffers[key] = stacked
+                for other, part in zip(others, stacked, strict=True):
+                    other._buffers[key] = part
+        for module in list(model.modules()):
+            if type(module) in JOINT:
+                module.__class__, kernels = JOINT[type(module)]
+                if kernels is not None and first.own_kernels:
+                    vars(module)["kernels"] = importlib.import_module(f"torchpact.training.{kernels}")
+            if isinstance(module, JointNorm):
+                ticket = torch.zeros(len(self.learners), dtype=torch.int32, device=self.device)
+                module.register_buffer("ticket", ticket, persistent=False)
+        return model.train()
+
+    def _stack_momenta(self) -> None:
+        """Make what the optimizer would in its first step; learners have views of it."""
+        parameters = [dict(one.model.named_parameters()) for one in self.learners]
+        for name, stacked in self.model.named_parameters():
+            momenta = torch.zeros_like(stacked)
+            self.optimizer.state[stacked]["momentum_buffer"] = momenta
+            for one, known, part in zip(self.learners, parameters, momenta, strict=True):
+                state = one.optimizer.state[known[name]]
+                if "momentum_buffer" in state:
+                    part.copy_(state["momentum_buffer"])
+                state["momentum_buffer"] = part
+
+    def advance(self) -> None:
+        """Train all for one iteration."""
+        super().advance()
+        for one in self.learners:
+            one.iteration += 1
+            one._since += 1
+            one._epoch = -1  # its own notion of the batch is behind
+
+    def _crop(self, images: Tensor) -> Tensor:
+        return augment(images, pad=self.config.pad)
+
+    def _forward(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """The sum of the losses of all networks, and what to report of each."""
+        config, count = self.config, len(self.learners)
+        with casting(self.device, config.precision):
+            logits, ponders = self.model(as_input(images))
+        logits = logits.float()
+
+        def means(each: Tensor) -> Tensor:
+            """Of what is known of every image, for each network."""
+            return each.reshape(count, -1).mean(1)
+
+        nll = F.cross_entropy(logits, labels, reduction="none", label_smoothing=config.label_smoothing)
+        losses = means(nll)
+        for ponder in ponders:
+            losses = losses + self._tau * means(ponder.cost)
+        with torch.no_grad():
+            if config.label_smoothing:
+                nll = F.cross_entropy(logits, labels, reduction="none")
+            right = (logits.argmax(1) == labels).float()
+            found = [losses, means(nll), means(right), *(means(p.expected_steps) for p in ponders)]
+            report = torch.stack([x.detach().float() for x in found], 1).double()
+        return losses.sum(), report
+
+    def _iterate(self) -> None:
+        start = self._position * self.config.batch
+        within = start + torch.arange(self.config.batch, device=self.device)
+        index = self._permutation[:, within].flatten()
+        data = self.learners[0].data
+        loss, report = self._objective(self._augment(data.images[index]), data.labels[index])
+        self.optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        self.optimizer.step()
+        self._sums += report
+        self._position += 1
+
+    def _turn_to_batch(self) -> None:
+        order = self.learners[0].order
+        epoch, within = order.epoch(self.iteration), self.iteration % order.batches_per_epoch
+        if epoch != self._epoch or within == 0:
+            for one, permutation in zip(self.learners, self._permutation, strict=True):
+                permutation.copy_(one.order.whole_epoch(epoch))
+            self._position.fill_(within)
+            self._epoch = epoch
+
+    def _set_price(self) -> None:
+        prices = [one.config.price(self.iteration) for one in self.learners]
+        if prices != self._prices:
+            self._prices = prices
+            self._tau.copy_(torch.tensor(prices))
+
+    @torch.enable_grad()
+    def _prepare(self) -> None:
+        if self.captured is None or self.captured.recorded:
+            return
+        torch.cuda.synchronize(self.device)
+        state = {f"{i}.{name}": x for i, one in enumerate(self.learners) for name, x in one.state().items()}
+        before = copies(state)
+        with fastest_algorithms(), many_kinds():
+            for _ in range(3):
+                self._position.zero_()
+                self._iterate()
+            self.captured.record(self._iterate, self.optimizer.zero_grad, warm_up=0)
+        put_back(state, before)
+        self._sums.zero_()
+        self._epoch = -1
+
+
+def _stack(tensors: Sequence[Tensor]) -> Tensor:
+    """Stack tensors so that each part lies in memory as it did."""
+    first = tensors[0]
+    storage = torch.empty(len(tensors), first.numel(), dtype=first.dtype, device=first.device)
+    stacked = storage.as_strided((len(tensors), *first.shape), (first.numel(), *first.stride()))
+    for part, tensor in zip(stacked, tensors, strict=True):
+        part.copy_(tensor)
+    return stacked

@@ -1,0 +1,161 @@
+"""Networks that are trained by the same kernels: each learns what it would have learned alone."""
+
+import pytest
+import torch
+
+from tests.training.small import config, images
+from tests.training.test_trainer import TEST, assert_same, tensors, trainer
+from torchpact.data import Images
+from torchpact.models.units import HaltingHead
+from torchpact.training import Learner, evaluate, joint, learner, load_model, train_together
+from torchpact.training.joint import Joint, can_join, join
+
+METHODS = ("plain", "relaxed", "act")
+
+
+def learners(data, method="plain", count=3, **settings):
+    prices = (0.05, 0.2, 0.0)
+    return [Learner(config(method, seed=seed, tau=prices[seed], **settings), data) for seed in range(count)]
+
+
+@pytest.fixture
+def without_chance(monkeypatch):
+    """Noise and crops that are the same for every image, whatever batch it is in."""
+
+    def noise(like, generator=None):
+        return torch.linspace(-2, 2, like[0].numel()).view_as(like[0]).expand_as(like)
+
+    monkeypatch.setattr("torchpact.modes.logistic_noise", noise)
+    for module in (joint, learner):
+        monkeypatch.setattr(module, "augment", lambda images, pad: images.roll(pad, -1))
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("network", [{}, {"group": 3}])
+def test_losses_reports_and_gradients_are_those_of_each(without_chance, method, network):
+    data = images(size=12)
+    settings = {"label_smoothing": 0.1, "network": network if method != "plain" else {}}
+    alone = learners(data, method, **settings)
+    together = Joint(learners(data, method, **settings))
+    batch, labels = data.images[:24], data.labels[:24]
+    loss, report = together._forward(batch, labels)
+    losses, reports, gradients = [], [], []
+    for one, part, truth in zip(alone, batch.chunk(3), labels.chunk(3), strict=True):
+        own, found = one._forward(part, truth)
+        losses.append(own)
+        reports.append(found)
+        gradients.append(
+            dict(zip(one.learning(), torch.autograd.grad(own, [*one.learning().values()]), strict=True))
+        )
+    torch.testing.assert_close(loss, torch.stack(losses).sum())
+    torch.testing.assert_close(report.float(), torch.stack(reports).float())
+    loss.backward()
+    for name, stacked in together.model.named_parameters():
+        assert stacked.grad is not None
+        expected = torch.stack([own[name] for own in gradients])
+        torch.testing.assert_close(stacked.grad, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_what_each_learns_is_what_it_learns_alone(without_chance, method):
+    data = images(count=40)  # five batches an epoch
+    settings = {"tau_ramp": 0.5, "nesterov": True, "lr": 0.02}
+    alone, others = learners(data, method, **settings), learners(data, method, **settings)
+    together = Joint(others)
+    for _ in range(8):
+        together.advance()
+        for one in alone:
+            one.advance()
+    for one, other in zip(alone, others, strict=True):
+        assert other.iteration == one.iteration == 8
+        state, expected = other.state(), one.state()
+        assert state.keys() == expected.keys()
+        for name, value in expected.items():
+            torch.testing.assert_close(state[name], value, rtol=2e-3, atol=2e-4, msg=name)
+        found, metrics = other.metrics(), one.metrics()
+        assert found.iterations == metrics.iterations == 8
+        assert found.loss == pytest.approx(metrics.loss, rel=1e-3)
+        assert found.accuracy == pytest.approx(metrics.accuracy, abs=0.02)
+        assert found.expected_steps == pytest.approx(metrics.expected_steps, rel=1e-3)
+
+
+def test_one_advances_all():
+    others = learners(images())
+    Joint(others)
+    others[1].advance()
+    assert [one.iteration for one in others] == [1, 1, 1]
+
+
+def test_runs_are_validated_saved_and_resumed_one_by_one(tmp_path):
+    data = images()
+    runs = [trainer(tmp_path / name, config(seed=seed)) for seed, name in enumerate("ab")]
+    for run in runs:
+        run.learner.data = data
+    assert len(join([run.learner for run in runs])) == 1
+    train_together(runs)
+    for run, name in zip(runs, "ab", strict=True):
+        saved = tensors(tmp_path / name)
+        assert_same(saved, {key: value for key, value in run.learner.state().items() if key in saved})
+        model, _ = load_model(tmp_path / name / "last.safetensors")
+        found = evaluate(model, TEST, "thresholded")
+        assert found.accuracy == run.results["thresholded"]["accuracy"]
+        again = trainer(tmp_path / name, run.config, resume=True)
+        assert again.done
+    one, two = (tensors(tmp_path / name) for name in "ab")
+    assert any(not torch.equal(one[key], two[key]) for key in one)
+
+
+def test_those_of_one_kind_join():
+    data = images()
+    other = Images(data.images.clone(), data.labels)
+    groups = [
+        learners(data, "plain", 2),
+        learners(data, "relaxed", 3),
+        learners(data, "relaxed", 1, batch=4),
+        learners(other, "relaxed", 2),
+        learners(data, "reinforce", 2),
+    ]
+    joined = join([one for group in groups for one in group])
+    assert [each.learners for each in joined] == [groups[0], groups[1], groups[3]]
+    assert all(one.joined is None for group in (groups[2], groups[4]) for one in group)
+
+
+@pytest.mark.parametrize(
+    ("method", "settings"),
+    [
+        ("reinforce", {}),
+        ("random", {}),
+        ("relaxed", {"network": {"per": "image"}}),
+        ("relaxed", {"network": {"halting_norm": True}}),
+        ("relaxed", {"optimizer": "adam"}),
+        ("relaxed", {"deterministic": True}),
+    ],
+)
+def test_what_cannot_be_joined_is_told(method, settings):
+    others = learners(images(), method, 2, **settings)
+    assert not can_join(others)
+    with pytest.raises(ValueError, match="expected learners of one kind"):
+        Joint(others)
+
+
+def test_those_that_have_joined_or_are_elsewhere_do_not_join_again():
+    data = images()
+    one, two, three = learners(data)
+    one.advance()
+    assert not can_join([one, two])
+    Joint([two, three])
+    assert not can_join([two, three])
+
+
+def test_stacked_tensors_lie_as_they_did():
+    parts = [torch.randn(4, 2, 3, 3).to(memory_format=torch.channels_last) for _ in range(3)]
+    stacked = joint._stack(parts)
+    assert torch.equal(stacked, torch.stack(parts))
+    assert stacked[1].stride() == parts[1].stride()
+
+
+def test_every_module_with_weights_has_a_joint_one():
+    model = Learner(config(), images()).model
+    with_weights = {type(m) for m in model.modules() if next(m.parameters(recurse=False), None) is not None}
+    assert with_weights < set(joint.JOINT)
+    assert HaltingHead in joint.JOINT
