@@ -19,7 +19,9 @@ import torchpact as tp
 settings.register_profile("torchpact", deadline=None)
 settings.load_profile("torchpact")
 
-collect_ignore_glob = [] if importlib.util.find_spec("triton") else ["**/narrow_conv.py", "**/gpu_kernels.py"]
+collect_ignore_glob = (
+    [] if importlib.util.find_spec("triton") else ["**/narrow_conv.py", "**/*gpu_kernels.py"]
+)
 if not importlib.util.find_spec("huggingface_hub"):
     collect_ignore_glob.append("**/models/hub.py")
 

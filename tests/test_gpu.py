@@ -135,7 +135,7 @@ def test_joint_networks_learn_each_its_own(method):
     assert all(after < before for before, after in zip(*losses, strict=True))
     assert len({round(loss, 6) for loss in losses[1]}) == 3
     norms = [learner.model.get_submodule("norm") for learner in learners]
-    assert [int(norm.num_batches_tracked) for norm in norms] == [120] * 3
+    assert [norm.get_buffer("num_batches_tracked").item() for norm in norms] == [120] * 3
 
 
 @pytest.mark.parametrize("method", METHODS)

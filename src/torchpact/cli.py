@@ -11,6 +11,7 @@ import typer
 
 import torchpact
 from torchpact.commands.bench import bench
+from torchpact.commands.common import Interrupted
 from torchpact.commands.data import app as data
 from torchpact.commands.demo import demo
 from torchpact.commands.evaluate import evaluate
@@ -41,8 +42,10 @@ def main() -> None:
         _fail(error.format_message())
     except (ValueError, OSError, TrainingError) as error:
         _fail(str(error))
-    except (typer.Abort, KeyboardInterrupt) as stop:
-        _fail(str(stop) or "interrupted", code=130)
+    except Interrupted as stop:
+        _fail(str(stop), code=stop.code)
+    except (typer.Abort, KeyboardInterrupt):
+        _fail("interrupted", code=130)
     raise SystemExit(code)
 
 

@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from torchpact._files import write_whole
 from torchpact.block import use_mode
@@ -25,6 +24,7 @@ from torchpact.training import TrainConfig
 from torchpact.training.checkpoint import save_checkpoint
 from torchpact.training.inputs import as_input
 from torchpact.training.run_files import Event, RunFiles
+from torchpact.training.teaching import divergence
 
 SOFTNESS = 2.0
 """The temperature at which answers are compared: it makes the teacher's doubts heard."""
@@ -92,7 +92,7 @@ def train(
             wanted, _ = teacher(images)
         logits, ponders = model(images)
         # once decisions are made, units need not make halting easier
-        loss = map_loss(disagreement(logits, wanted), ponders, config.tau if share < SETTLED else 0.0)
+        loss = map_loss(divergence(logits, wanted, SOFTNESS), ponders, config.tau if share < SETTLED else 0.0)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -117,16 +117,6 @@ def learning_rates(share: float, rate: float) -> tuple[float, float]:
     """
     heads = HEAD_RATE * min(1.0, share / WARM_UP, 2 * max(0.0, 1 - share / SETTLED))
     return heads, round(rate * min(1.0, 2 * (1 - share)), 12)
-
-
-def disagreement(logits: Tensor, wanted: Tensor) -> Tensor:
-    """KL(teacher ‖ student) of softened answers, for every example; times T², to keep the size of gradients.
-
-    >>> disagreement(torch.zeros(1, 2), torch.zeros(1, 2))
-    tensor([0.])
-    """
-    student, teacher = (logits / SOFTNESS).log_softmax(1), (wanted / SOFTNESS).log_softmax(1)
-    return SOFTNESS**2 * F.kl_div(student, teacher, reduction="none", log_target=True).sum(1)
 
 
 def save_run(

@@ -11,8 +11,8 @@ from triton.compiler import ASTSource, compile
 from torchpact.engines.recurrent_gpu_kernels import begin, move
 
 TYPES = {
-    "table": "*i64", "notes": "*i32", "next_notes": "*i32", "counts": "*i32", "offsets": "*i32",
-    "steps": "*i64", "bound": "fp32", "batch": "i32", "rows": "i32", "phase": "i32", "max_steps": "i32",
+    "table": "*i64", "notes": "*i32", "next_notes": "*i32", "count": "*i32", "next_count": "*i32",
+    "offsets": "*i32", "steps": "*i64", "bound": "fp32", "batch": "i32", "rows": "i32", "max_steps": "i32",
 }  # fmt: skip
 IN_SINGLE = {"bound_kept", "odds", "next_odds", "probs", "cost", "expected"}
 
@@ -39,9 +39,16 @@ def main() -> None:
     for precision in ("fp32", "bf16", "fp16"):
         compiled(begin, precision, 4, H=512, BLOCK=512, LSTM=True)
         for kind, gates in enumerate((4, 3, 1)):
-            given = {"KIND": kind, "GATES": gates, "BIASED": True, "ASKS": True, "HEAD_BIASED": True}
+            given = {
+                "KIND": kind,
+                "GATES": gates,
+                "BIASED": True,
+                "ASKS": True,
+                "HEAD_BIASED": True,
+                "GATHERS": kind == 0,
+            }
             compiled(move, precision, 4, H=512, BLOCK=512, **given)
-    bare = {"BIASED": False, "ASKS": False, "HEAD_BIASED": False}
+    bare = {"BIASED": False, "ASKS": False, "HEAD_BIASED": False, "GATHERS": False}
     compiled(move, "fp32", 16, H=1500, BLOCK=2048, KIND=0, GATES=4, **bare)
     compiled(move, "fp32", 1, H=5, BLOCK=16, KIND=1, GATES=3, **bare)
 

@@ -205,9 +205,21 @@ def test_bottlenecks_are_declined_in_a_line_by_those_who_cannot_run_them():
             engine.build(block)
 
 
-@pytest.mark.parametrize(("programs", "active"), [(1, 0.6), (3, 1.0), (8, 0.3), (16, 0.0), (40, 0.6)])
-def test_programs_share_tiles(programs, active):
+@pytest.mark.parametrize(
+    ("programs", "active", "shared"),
+    [(1, 0.6, False), (3, 1.0, True), (5, 1.0, False), (8, 0.3, True), (16, 0.0, False), (40, 0.6, True)],
+)
+def test_programs_share_tiles(monkeypatch, programs, active, shared):
     """Fewer than there are tiles, as many, and more than the products of a tile; none active, too."""
+    runs = []
+
+    class Watched(gpu._Run):
+        def advance(self, *arguments):
+            self.partial.fill_(float("nan"))
+            runs.append(self)
+            super().advance(*arguments)
+
+    monkeypatch.setattr(gpu, "_Run", Watched)
     block, u = block_of(32, 5, 4, 4)
     block, u = halt_outside(block, u, torch.rand(4, 5, 4) < active)
     tiles = Tiles(16, 16, 16, 4, 2, 2 * programs, sharing=1)
@@ -220,6 +232,7 @@ def test_programs_share_tiles(programs, active):
         assert ponder is not None
         assert relative(output, expected) < 1e-5
         assert torch.equal(ponder.steps, reference.steps)
+        assert runs[-1].partial.isfinite().any() == shared
 
 
 def test_kernels_compile_for_a_device_that_is_not_here(tmp_path):

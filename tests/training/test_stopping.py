@@ -1,14 +1,18 @@
 """Ctrl-C and SIGTERM: training stops after the iteration, saves, and goes on as if nothing had been."""
 
 import json
+import re
 import signal
+import subprocess
+import sys
 import threading
+import time
 
 import pytest
 
 from tests.training.small import config
 from tests.training.test_trainer import assert_same, tensors, trainer
-from torchpact.training import train_together
+from torchpact.training import load_checkpoint, train_together
 from torchpact.training.loop import TrainingError
 from torchpact.training.stopping import SIGNALS, Stopped, on_signals
 
@@ -48,9 +52,35 @@ def test_a_signal_keeps_what_was_learned(tmp_path, iteration, number):
     assert events(tmp_path / "stopped") == events(tmp_path / "straight")
 
 
-def test_a_signal_in_the_last_iteration_changes_nothing(tmp_path):
-    results = signalled(trainer(tmp_path / "stopped"), 12).run()
-    assert results == trainer(tmp_path / "straight").run()
+def test_after_the_last_iteration_it_is_told_all_the_same(tmp_path):
+    """A sweep has more to train."""
+    run = signalled(trainer(tmp_path / "stopped"), 12)
+    with pytest.raises(Stopped, match=r"stopped; all had finished$"):
+        run.run()
+    assert run.results == trainer(tmp_path / "straight").run()
+    assert json.loads((tmp_path / "stopped" / "run.json").read_text())["status"] == "finished"
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_the_program_says_what_it_kept(tmp_path, number):
+    command = [sys.executable, "-m", "torchpact", "train", str(tmp_path / "run"), "--data", "sample"]
+    options = ["--preset", "smoke", "--network", "2", "--images", "8", "--batch", "2"]
+    options += ["--iterations", "99999", "--validate-every", "99999"]
+    program = subprocess.Popen(
+        [*command, *options], stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    history = tmp_path / "run" / "history.jsonl"
+    while not (history.exists() and history.read_text()):  # it has begun to learn
+        assert program.poll() is None
+        time.sleep(0.1)
+    program.send_signal(number)
+    _, said = program.communicate(timeout=60)
+    assert program.returncode == 128 + number
+    assert "stopping after this iteration; once more to stop at once" in said
+    last = " ".join(said.split("torchpact: ")[-1].split())
+    found = re.fullmatch(r"stopped; kept: run at iteration (\d+)", last)
+    assert found is not None
+    assert load_checkpoint(tmp_path / "run" / "last.safetensors").info["iteration"] == int(found[1])
 
 
 def test_all_that_train_together_are_kept(tmp_path):
@@ -69,7 +99,7 @@ def test_what_cannot_be_kept_is_told(tmp_path, monkeypatch):
         raise TrainingError("no space left")
 
     monkeypatch.setattr(run, "keep", full)
-    with pytest.raises(Stopped, match=r"kept: a not \(no space left\)$"):
+    with pytest.raises(Stopped, match=r"^stopped; not kept: a \(no space left\)$"):
         run.run()
 
 

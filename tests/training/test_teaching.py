@@ -11,7 +11,7 @@ from tests.training.test_trainer import assert_same, tensors, trainer
 from torchpact.data import standardize
 from torchpact.models.resnet import build
 from torchpact.objective import map_loss
-from torchpact.training import Learner
+from torchpact.training import Learner, TrainingError
 from torchpact.training.teaching import divergence
 
 
@@ -107,3 +107,10 @@ def test_resuming_with_a_teacher_gives_the_same_weights(tmp_path):
     assert second.learner.iteration == 3
     second.run()
     assert_same(tensors(tmp_path / "straight"), tensors(tmp_path / "broken"))
+    trainer(tmp_path / "other", config("plain", seed=1)).run()
+    with pytest.raises(
+        TrainingError, match=r"expected the teacher that it began with, plain/last.*; got other/"
+    ):
+        trainer(
+            tmp_path / "broken", taught, resume=True, teacher=tmp_path / "other" / "last.safetensors", **given
+        )

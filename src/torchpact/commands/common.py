@@ -33,6 +33,14 @@ def pick_device(name: str) -> torch.device:
     return torch.device(name)
 
 
+class Interrupted(Exception):
+    """A command that was stopped by a signal; the message is one line and says what is left."""
+
+    def __init__(self, message: str, number: int) -> None:
+        super().__init__(message)
+        self.code = 128 + number
+
+
 def network_file(name: str | Path) -> Path:
     """Return the checkpoint that a user means: a file, the last of a run's folder, or one of the zoo."""
     path = Path(name)

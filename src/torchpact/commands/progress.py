@@ -7,9 +7,11 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Column
 
+from torchpact.commands.common import Interrupted
 from torchpact.commands.results import result_text
 from torchpact.training import TrainingLoop, distributed, train_together
 from torchpact.training.run_files import Event
+from torchpact.training.stopping import Stopped
 
 
 class TrainingProgress:
@@ -55,6 +57,9 @@ class TrainingProgress:
             trainer.report = self._reporter(task, begun)
         try:
             train_together(trainers)
+        except Stopped as stop:
+            # Typer would end the program for a KeyboardInterrupt, and not say a word
+            raise Interrupted(str(stop), stop.number) from None
         finally:
             if self.all is not None:
                 for task in tasks:

@@ -23,6 +23,7 @@ from torchpact.training import (
     distributed,
     preset,
 )
+from torchpact.training.config import DISTILL
 from torchpact.training.sequence_config import TASKS
 
 NETWORKS = {"resnet32": 5, "resnet110": 18}
@@ -66,14 +67,15 @@ def train(
     teacher: Annotated[
         str | None,
         typer.Option(
-            help="Checkpoint of a plain network to learn from; by default that of --warm-start.",
+            help="Checkpoint of a plain network to learn from, if not --warm-start's; {seed} is filled in.",
             rich_help_panel=IMAGES,
         ),
     ] = None,
     distill: Annotated[
         float | None,
         typer.Option(
-            help="How much the teacher counts, from 0 to 1; with --teacher 0.9.", rich_help_panel=IMAGES
+            help=f"How much the teacher counts, from 0 to 1; with --teacher {DISTILL}.",
+            rich_help_panel=IMAGES,
         ),
     ] = None,
     clip: Annotated[
@@ -161,7 +163,7 @@ def train(
         "network": network,
         "warm_start": warm_start,
         "teacher": teacher,
-        "distill": 0.9 if teacher is not None and distill is None else distill,
+        "distill": DISTILL if teacher is not None and distill is None else distill,
         "clip": clip,
         "group": group,
         "per": per,

@@ -270,7 +270,7 @@ class _Run:
         return parts * -(-self.pixels // tiles.pixels), 2 * programs * parts * tiles.pixels * tiles.outputs
 
     def _grid(self, tile: int, programs: int, parts: int = 1, shared: bool = False) -> tuple[int, int]:
-        """As many programs as run at once, or fewer if there are fewer tiles, which may be shared."""
+        """As many programs as run at once or, unless tiles are shared, as there are tiles."""
         at_once = -(-programs * self.block.processors // parts)
         return at_once if shared else max(1, min(at_once, -(-self.pixels // tile))), parts
 

@@ -88,7 +88,7 @@ def convolve(  # type: ignore[no-untyped-def]
     weights_at = weight + k[:, None] * D + n[None, :]
     at, stop, evenly, share = program * turns, tiles * turns, False, turns
     if SHARING > 0:
-        share = tl.maximum(tl.cdiv(stop, programs), 1)
+        share = tl.maximum(tl.cdiv(stop, programs), SHARING)  # of less than that there is nothing to gain
         evenly = share + SHARING < tl.cdiv(tiles, programs) * turns
         at = tl.where(evenly, program * share, at)
         stop = tl.where(evenly, tl.minimum(stop, at + share), stop)

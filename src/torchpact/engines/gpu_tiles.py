@@ -29,7 +29,8 @@ TILES = {
 }
 """Of the first convolution of a unit and the second, by the largest power of two that divides the channels,
 or the last: within 8 % of the fastest of 20 to 60 settings at 25 % and 50 % active pixels on an H200, for 64
-to 256 channels (benchmarks/engines_gpu_tiles.py). Not measured yet: fewer channels, and sharing."""
+and 128 channels (benchmarks/engines_gpu_tiles.py). Not measured yet: fewer channels, and sharing, so that of
+256 channels only the shape of the tiles was."""
 
 
 def tiles_for(channels: int) -> tuple[Tiles, Tiles]:

@@ -101,8 +101,10 @@ def _relaxed_costs_more(evidence: Evidence) -> tuple[Verdict, str]:
 def _variance(evidence: Evidence) -> tuple[Verdict, str]:
     gaps = {}
     for latents, both in evidence.fig4().items():
-        relaxed, reinforce = (np.mean([evidence.log_variances(run) for run in runs], 0) for runs in both)
-        gaps[latents] = reinforce - relaxed
+        relaxed, reinforce = (evidence.log_variances(runs) for runs in both)
+        times = sorted(relaxed.keys() & reinforce.keys())
+        if times:
+            gaps[latents] = np.array([reinforce[at] - relaxed[at] for at in times])
     if 1344 not in gaps:
         return "not measured yet", ""
     text = ", ".join(f"10^{gap.mean():.1f} for M = {m}" for m, gap in gaps.items())

@@ -11,9 +11,9 @@ from torchpact.experiments.published import PUBLISHED
 from torchpact.experiments.runs import Run, Scale
 from torchpact.models import ResNetConfig
 from torchpact.training import preset
+from torchpact.training.config import DISTILL
 
 TAUS = {32: (0.03, 0.02, 0.01, 0.005), 110: (0.01, 0.005, 0.002)}
-DISTILL = 0.9
 
 
 def runs(scale: Scale, seeds: list[int]) -> list[Run]:
@@ -30,10 +30,8 @@ def runs(scale: Scale, seeds: list[int]) -> list[Run]:
         found.append(teacher)
         for depth, taus in TAUS.items():
             units = scale.depths[depth]
-            start = teacher
-            if depth != 110:
-                start = _plain(units, common | {"distill": DISTILL}, teacher)
-                found += [_plain(units, common), start]
+            start = _plain(units, common | {"distill": DISTILL}, teacher)
+            found += [start] if depth == 110 else [_plain(units, common), start]
             network = ResNetConfig(units=units)
             found += [
                 Run(preset("strong", network=network, tau=tau, distill=DISTILL, **common), start, teacher)

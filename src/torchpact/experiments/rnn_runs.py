@@ -30,7 +30,7 @@ class SequenceRun:
 
     @property
     def needs(self) -> tuple["SequenceRun", ...]:
-        """None that it starts from."""
+        """Nothing: it starts from scratch."""
         return ()
 
     @property

@@ -57,7 +57,7 @@ def make(
         trainers: dict[str, tuple[AnyRun, TrainingLoop[Any]]] = {}
         for run in part:
             if any(other.name in failed for other in run.needs):
-                problems.append(f"{run.name}: has nothing to start from")
+                problems.append(f"{run.name}: has nothing to start or learn from")
                 failed.add(run.name)
                 continue
             try:
@@ -72,11 +72,12 @@ def make(
         except TrainingError as error:
             # of several it says which it was
             problems.append(str(error) if len(trainers) > 1 else f"{next(iter(trainers))}: {error}")
-        for run, trainer in trainers.values():
-            if trainer.done:
-                archive.finish(run)
-            else:
-                failed.add(run.name)
+        finally:  # also if stopped
+            for run, trainer in trainers.values():
+                if trainer.done:
+                    archive.finish(run)
+                else:
+                    failed.add(run.name)
     return problems
 
 

@@ -58,9 +58,9 @@ def _hint(input: Tensor, features: int) -> str:
 
 def pad(rows: Tensor, packed: PackedSequence, total: int, value: float = 0.0) -> Tensor:
     """Return packed rows as (batch, time, …), padded with ``value`` to ``total`` time steps."""
-    sizes = packed.batch_sizes
-    if packed.unsorted_indices is None and sizes[0] == sizes[-1]:
-        return rows.view(len(sizes), int(sizes[0]), *rows.shape[1:]).transpose(0, 1)
+    time, batch = len(packed.batch_sizes), int(packed.batch_sizes[0])
+    if packed.unsorted_indices is None and len(rows) == time * batch:
+        return rows.view(time, batch, *rows.shape[1:]).transpose(0, 1)
     whole = packed._replace(data=rows)
     padded: Tensor
     padded, _ = pad_packed_sequence(whole, batch_first=True, padding_value=value, total_length=total)

@@ -41,10 +41,11 @@ class AdaptiveRNN(nn.Module):
     In the soft modes the state handed on is the mean of the iterations' states, in the hard ones the
     state at halting. ACT stops when every example has, in training too: its ``expected_steps`` then
     count the iterations that were run. With ``compact``, examples that have halted leave the batch where
-    there are no gradients, and in thresholded mode on a CPU a compiled kernel reads the sequences, where
-    there is one for the cell (:mod:`torchpact.engines.recurrent`); the results are those without.
+    there are no gradients, and in thresholded mode compiled kernels read the sequences, where there are some
+    for the cell (:mod:`torchpact.engines.recurrent`, and ``recurrent_gpu`` for GPUs); the results are those
+    without.
 
-    The first such call runs the machine's C++ compiler, for a few seconds; the library stays in
+    The first such call on a CPU runs the machine's C++ compiler, for a few seconds; the library stays in
     ``~/.cache/torchpact``. Where there is no compiler, or it fails, the loop in Python goes on without a
     word, only slower. ``TORCHPACT_NATIVE=0`` in the environment does the same: no compiler, nothing loaded.
 
@@ -143,10 +144,15 @@ class AdaptiveRNN(nn.Module):
 
     def _compiled(self, data: Tensor, u: State, mode: Mode) -> Read | None:
         """What reads sequences in place of the loop, if there is a kernel that does it."""
-        given = (data, *_state.parts(u))
-        if not readable(data) or any(x.dtype != torch.float32 or x.device.type != "cpu" for x in given):
+        like = data.dtype, data.device
+        if not readable(data) or any((x.dtype, x.device) != like for x in _state.parts(u)):
             return None
         # engines know the networks they run, so a network asks for one only where it is wanted
+        if data.is_cuda:
+            gpu = importlib.import_module("torchpact.engines.recurrent_gpu")
+            return gpu.kernel_for(self.block, mode, data, len(_state.parts(u)[0]))  # type: ignore[no-any-return]
+        if data.dtype != torch.float32 or data.device.type != "cpu":
+            return None
         engine = importlib.import_module("torchpact.engines.recurrent")
         kernel = engine.kernel_for(self.block, mode)
         if kernel is None:

@@ -11,6 +11,8 @@ from torchpact.training.settings import from_plain
 
 Method = Literal["plain", "relaxed", "reinforce", "act", "random"]
 Precision = Literal["fp32", "bf16"]
+DISTILL = 0.9
+"""How much a teacher usually counts."""
 
 
 @dataclass(frozen=True)

@@ -285,8 +285,8 @@ def train_together(trainers: Sequence[TrainingLoop[Any]]) -> None:
                     failed.append(f"{trainer.files.folder.name}: {error}")
                     busy.remove(trainer)
             busy = [trainer for trainer in busy if not trainer.done]
-            if stop.asked and busy:
-                raise Stopped(_keep(busy))
+            if stop.number is not None:
+                raise Stopped("; ".join(["stopped", *_keep(busy), *failed]), stop.number)
     if failed:
         raise TrainingError("; ".join(failed))
 
@@ -302,13 +302,17 @@ def _advance(trainers: Sequence[TrainingLoop[Any]], ends: Sequence[int], stop: S
                 moving = True
 
 
-def _keep(trainers: Sequence[TrainingLoop[Any]]) -> str:
-    """Save where all are; say what is left, in a line."""
-    said = []
+def _keep(trainers: Sequence[TrainingLoop[Any]]) -> list[str]:
+    """Save where all are; say what is left."""
+    kept, lost = [], []
     for trainer in trainers:
+        name = trainer.files.folder.name
         try:
             trainer.keep()
-            said.append(f"{trainer.files.folder.name} at iteration {trainer.learner.iteration}")
+            kept.append(f"{name} at iteration {trainer.learner.iteration}")
         except (TrainingError, OSError) as error:
-            said.append(f"{trainer.files.folder.name} not ({error})")
-    return f"stopped; kept: {', '.join(said)}"
+            lost.append(f"{name} ({error})")
+    if not trainers:
+        return ["all had finished"]
+    lists = ("kept: ", kept), ("not kept: ", lost)
+    return [start + ", ".join(names) for start, names in lists if names]

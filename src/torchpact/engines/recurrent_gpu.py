@@ -1,0 +1,186 @@
+"""Recurrent layers on a GPU: who halts goes on to the next input, whoever else still ponders.
+
+As on a CPU (:mod:`~torchpact.engines.recurrent`), sequences do not keep step. The inputs' part of all gates
+is one matrix product; then every iteration moves all rows that are under way: a product by cuBLAS, in the
+precision that torch is set to for it, and one Triton kernel that does the rest (``recurrent_gpu_lane``).
+
+For torch's own cells with a halting unit, thresholded, in single and half precision. The weights are read
+where they are, so that changes need no notice; graphs are made anew when a weight is another tensor. For all
+else, where Triton cannot compile, and with ``TORCHPACT_NATIVE=0``, there is the loop of the layer.
+"""
+
+import importlib.util
+import math
+import threading
+from collections import OrderedDict
+from functools import cache
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary, ref
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.utils.rnn import PackedSequence
+
+from torchpact._state import State
+from torchpact.block import AdaptiveBlock, Ponder
+from torchpact.engines.native import switched_off
+from torchpact.engines.recurrent import KINDS, _never_halts
+from torchpact.engines.recurrent_gpu_lane import Cell, Lane, Piece, Result, pieces_of, rung
+from torchpact.models.cells import HaltingUnit, Transition
+from torchpact.modes import Mode, Thresholded
+
+Weights = list[nn.Parameter]
+PRECISIONS = (torch.float32, torch.bfloat16, torch.float16)
+MOST_UNITS = 4096
+"""A program holds all gates of a row in registers."""
+MOST_INPUTS = 1 << 30
+"""How many numbers the inputs' part of the gates may have, if they fit into an eighth of the memory; what is
+longer is read in pieces."""
+MOST_LANES = 4
+"""Sizes of batches for which buffers and graphs are kept."""
+
+
+def kernel_for(block: AdaptiveBlock, mode: Mode, data: Tensor, batch: int) -> "RecurrentGPU | None":
+    """Return what reads sequences as a recurrent layer's block would; None if nothing does."""
+    weights = fitting_weights(block, mode, data) if data.is_cuda else None
+    if weights is None or switched_off() or not _there():
+        return None
+    with _GUARD:
+        made = _MADE.get(block)
+        if made is None or not made.is_of(block, weights):
+            _MADE[block] = made = RecurrentGPU(block, weights)
+    return made if made.is_ready(batch) else None
+
+
+def forget(block: AdaptiveBlock) -> None:
+    """Give back the buffers and graphs of a layer's block."""
+    _MADE.pop(block, None)
+
+
+def fitting_weights(block: AdaptiveBlock, mode: Mode, data: Tensor) -> Weights | None:
+    """Return all weights if the kernels do what the modules would, with nobody watching them do it."""
+    cell, head = _parts_of(block)
+    if not isinstance(cell, Cell) or type(cell) not in KINDS or type(mode) is not Thresholded:
+        return None
+    if type(cell) is nn.RNNCell and cell.nonlinearity != "tanh":
+        return None
+    if not _never_halts(head) and not (type(head) is HaltingUnit and type(head.linear) is nn.Linear):
+        return None
+    if cell.hidden_size > MOST_UNITS or data.dtype not in PRECISIONS:
+        return None
+    if torch.is_autocast_enabled(data.device.type) or torch._C._len_torch_dispatch_stack():
+        return None
+    weights: Weights = []
+    for module in block.modules():
+        if module._forward_hooks or module._forward_pre_hooks:
+            return None
+        weights += [p for p in module._parameters.values() if p is not None]
+    like = data.dtype, data.device, True
+    return weights if all((p.dtype, p.device, p.is_contiguous()) == like for p in weights) else None
+
+
+@cache
+def _there() -> bool:
+    return importlib.util.find_spec("triton") is not None
+
+
+def _parts_of(block: AdaptiveBlock) -> tuple[nn.Module, nn.Module]:
+    transition = block.steps[0]
+    assert isinstance(transition, Transition)
+    return transition.cell, block.halting[0]
+
+
+def _most_inputs(data: Tensor) -> int:
+    if not data.is_cuda:
+        return MOST_INPUTS
+    memory = torch.cuda.get_device_properties(data.device).total_memory
+    return min(MOST_INPUTS, memory // 8 // data.element_size())
+
+
+class _Plan(NamedTuple):
+    sizes: Tensor
+    most: int
+    pieces: list[Piece]
+
+
+class RecurrentGPU:
+    """The cell and the halting unit of a block, and buffers for batches of some sizes."""
+
+    def __init__(self, block: AdaptiveBlock, weights: Weights) -> None:
+        self.problem: str | None = None
+        """Why there are no kernels after all, once it was tried."""
+        self.cell, self.head, self.max_steps = *map(ref, _parts_of(block)), block.max_steps
+        self._weights = [(ref(p), p.data_ptr()) for p in weights]
+        self._plan: _Plan | None = None
+        self._lanes: OrderedDict[Any, Lane] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def is_of(self, block: AdaptiveBlock, weights: Weights) -> bool:
+        """Whether graphs that were captured hold for what the block is made of now."""
+        cell, head = _parts_of(block)
+        return (
+            (cell, head, block.max_steps) == (self.cell(), self.head(), self.max_steps)
+            and len(weights) == len(self._weights)
+            and all(
+                p is seen() and p.data_ptr() == address
+                for p, (seen, address) in zip(weights, self._weights, strict=True)
+            )
+        )
+
+    def is_ready(self, batch: int) -> bool:
+        """Whether such a batch can be read; makes buffers and graphs for it where there are none."""
+        if self.problem is None and batch:
+            try:
+                self._lane(batch)
+            except torch.OutOfMemoryError:
+                return False
+            except Exception as error:  # Triton, and the C compiler that it calls, raise what they like
+                self.problem = str(error)
+        return self.problem is None
+
+    def __call__(self, packed: PackedSequence, state: State, mode: Mode) -> tuple[Tensor, State, Ponder]:
+        """Read sequences from a state on, in thresholded mode."""
+        assert isinstance(mode, Thresholded)
+        bound = math.log(mode.threshold) - math.log1p(-mode.threshold)
+        cell, data, sizes = self.cell(), packed.data, packed.batch_sizes
+        assert isinstance(cell, Cell)
+        result = Result(data, state, cell.hidden_size, self.max_steps)
+        if len(data):
+            self._read(cell, data, sizes, result, bound)
+        return result.output, result.final, result.ponder
+
+    def _read(self, cell: Cell, data: Tensor, sizes: Tensor, result: Result, bound: float) -> None:
+        lane = self._lane(int(sizes[0]))
+        from_input = cell.weight_ih[:, :-1].contiguous()  # rows of odd lengths make products slow
+        for piece in self._pieces(sizes, max(_most_inputs(data) // len(from_input), 1)):
+            inputs = F.linear(data[piece.rows], from_input, cell.bias_ih).contiguous()
+            lane.read(inputs, piece, result, bound)
+
+    def _pieces(self, sizes: Tensor, most: int) -> list[Piece]:
+        """Those of the last call, if this one is alike."""
+        plan = self._plan
+        if plan is None or plan.most != most or not torch.equal(plan.sizes, sizes):
+            self._plan = plan = _Plan(sizes.clone(), most, pieces_of(sizes, most))
+        return plan.pieces
+
+    def _lane(self, batch: int) -> Lane:
+        """Buffers and graphs for a batch of this size or a little more, of the last few that were used."""
+        fixed = torch.are_deterministic_algorithms_enabled()
+        # products are captured as they are made now
+        precision = torch.backends.cuda.matmul.fp32_precision, getattr(torch.backends, "fp32_precision", None)
+        key = rung(batch), fixed, precision
+        with self._lock:
+            lane = self._lanes.pop(key, None)
+            if lane is None:
+                while len(self._lanes) >= MOST_LANES:
+                    self._lanes.popitem(last=False)
+                cell, head = self.cell(), self.head()
+                assert isinstance(cell, Cell)
+                lane = Lane(cell, head, self.max_steps, rung(batch), fixed)
+            self._lanes[key] = lane
+        return lane
+
+
+_MADE: WeakKeyDictionary[nn.Module, RecurrentGPU] = WeakKeyDictionary()
+_GUARD = threading.Lock()

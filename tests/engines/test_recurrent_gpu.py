@@ -1,0 +1,333 @@
+"""Recurrent layers for GPUs against the loop of AdaptiveRNN; the kernels run in Triton's interpreter here."""
+
+import gc
+import math
+import os
+import subprocess
+import sys
+import weakref
+from types import SimpleNamespace
+
+import pytest
+import torch
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+import torchpact as tp
+from tests.engines.recurrent_layers import CELLS, DEVICE, decided, lively, random, states
+from torchpact.engines import recurrent_gpu, recurrent_gpu_lane
+from torchpact.engines.recurrent_gpu import RecurrentGPU, fitting_weights
+from torchpact.models import HaltingUnit, never_halt
+
+pytest.importorskip("triton", reason="needs Triton")
+
+CUDA = torch.cuda.is_available()
+pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered in exp:RuntimeWarning")  # by NumPy
+
+
+def use(rnn, engine):
+    """Let a layer read by an engine, on whatever device."""
+    object.__setattr__(rnn, "_compiled", lambda *_: engine)
+
+
+def engine_of(rnn):
+    return RecurrentGPU(rnn.block, list(rnn.parameters()))
+
+
+def is_of(engine, rnn):
+    return engine.is_of(rnn.block, list(rnn.parameters()))
+
+
+def fits(rnn, x):
+    return fitting_weights(rnn.block, rnn.block.mode, x) is not None
+
+
+def both(rnn, x, state=None, engine=None, **options):
+    """What the kernels and the loop make of it."""
+    use(rnn, engine or engine_of(rnn))
+    with torch.no_grad():
+        assert fits(rnn, x)
+        fast = rnn(x, state, **options)
+        use(rnn, None)
+        rnn.compact = False
+        slow = rnn(x, state, **options)
+        rnn.compact = True
+    object.__delattr__(rnn, "_compiled")
+    return fast, slow
+
+
+def assert_same(fast, slow):
+    assert torch.equal(fast[2].steps, slow[2].steps)
+    assert fast[2].log_prob is slow[2].log_prob is None
+    # each is of one type, which it checks; the weights of heads are large
+    torch.testing.assert_close(states(fast), states(slow), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(fast[2][:4], slow[2][:4], rtol=1e-4, atol=1e-4)
+
+
+@settings(max_examples=12, deadline=None)
+@given(
+    cell=st.sampled_from(CELLS),
+    hidden=st.sampled_from([1, 5, 16, 30]),
+    batch=st.integers(1, 7),
+    time=st.integers(1, 3),
+    max_steps=st.integers(1, 4),
+    bias=st.booleans(),
+    ragged=st.booleans(),
+    started=st.booleans(),
+    threshold=st.sampled_from([0.2, 0.5, 0.9]),
+    seed=st.integers(0, 10**6),
+)
+def test_the_kernels_are_the_loop(
+    cell, hidden, batch, time, max_steps, bias, ragged, started, threshold, seed
+):
+    torch.manual_seed(seed)
+    rnn = lively(cell, hidden, max_steps=max_steps, bias=bias, batch_first=True)
+    rnn.block.mode = tp.Thresholded(threshold)
+    x = random(batch, time, 3)
+    state = None
+    if started:
+        h = random(batch, hidden)
+        state = (h, h.sin()) if cell is nn.LSTMCell else h
+    options = {"lengths": torch.randint(1, time + 1, (batch,))} if ragged else {}
+    fast, slow = both(rnn, x, state, **options)
+    if max_steps > 1:  # closer to the threshold, rounding decides
+        assume((slow[2].probs[:-1] - threshold).abs().min() > 1e-4)
+    assert_same(fast, slow)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("cell", CELLS)
+def test_half_precision(cell, dtype):
+    torch.manual_seed(1)
+    rnn, x = lively(cell, 16).to(dtype), random(2, 6, 3, dtype=dtype)
+    fast, slow = both(rnn, x)
+    clear = decided(slow[2], 0.1)
+    assert clear.any()
+    assert torch.equal(fast[2].steps[clear], slow[2].steps[clear])
+    assert fast[0].dtype == dtype
+    assert fast[2].probs.dtype == slow[2].probs.dtype == torch.float32
+    torch.testing.assert_close(fast[0][:, clear], slow[0][:, clear], rtol=0, atol=2e-2)
+
+
+def test_products_have_fewer_rows_when_sequences_end(monkeypatch):
+    torch.manual_seed(0)
+    rnn, x = lively(nn.GRUCell, 4, max_steps=2), random(9, 20, 3)
+    sizes, iterate = [], recurrent_gpu_lane.Lane._iterate
+
+    def watched(lane, rows):
+        sizes.append(rows)
+        iterate(lane, rows)
+
+    monkeypatch.setattr(recurrent_gpu_lane, "LEAST_ROWS", 2)
+    monkeypatch.setattr(recurrent_gpu_lane.Lane, "_iterate", watched)
+    fast, slow = both(rnn, x, lengths=[9, 8, 5, *[1] * 16, 2])
+    assert_same(fast, slow)
+    if not CUDA:  # there they are in graphs
+        assert sizes[0] == 24
+        assert sizes[1:] == sorted(sizes[1:], reverse=True)
+        assert sizes[1] <= 4
+
+
+@pytest.mark.skipif(CUDA, reason="with a CUDA device it is what all other tests do")
+def test_graphs_that_run_in_vain_in_the_end_change_nothing(monkeypatch):
+    """The host's loop, which looks one graph late."""
+    torch.manual_seed(0)
+    started: list[int] = []
+    iterate, event = recurrent_gpu_lane.Lane._iterate, SimpleNamespace(synchronize=lambda: None)
+
+    def read(lane, inputs, piece, result, bound):
+        lane._begin(inputs, piece, result, bound)
+        lane._run_to_the_end(lane._size_for(piece.batch))
+
+    def late(lane, rows):
+        """As if the host read what the graph before has left."""
+        left = lane.counts[0, 0].clone()
+        iterate(lane, rows)
+        lane.left.fill_(left)
+        started.append(rows)
+
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: SimpleNamespace(record_event=lambda: event))
+    monkeypatch.setattr(recurrent_gpu_lane.Lane, "read", read)
+    monkeypatch.setattr(recurrent_gpu_lane.Lane, "_iterate", late)
+    monkeypatch.setattr(recurrent_gpu_lane, "LEAST_ROWS", 2)
+    rnn = lively(nn.RNNCell, 4, max_steps=2)
+    fast, slow = both(rnn, random(9, 6, 3), lengths=[9, 8, 1, 1, 2, 1])
+    assert_same(fast, slow)
+    ran = -(-int(slow[2].steps.sum(1).max()) // recurrent_gpu_lane.ITERATIONS)
+    assert len(started) == ran + 1
+    assert started == sorted(started, reverse=True)
+    assert started[0] == 6
+    assert started[-1] == 2
+
+
+def test_with_deterministic_algorithms_all_products_are_of_one_size():
+    rnn = lively()
+    try:
+        torch.use_deterministic_algorithms(True)
+        assert engine_of(rnn)._lane(100).sizes == [128]
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert engine_of(rnn)._lane(100).sizes == [128, 96, 64, 48, 32, 24, 16]
+
+
+def test_long_sequences_are_read_in_pieces(monkeypatch):
+    torch.manual_seed(0)
+    rnn, x = lively(max_steps=3), random(7, 4, 3)
+    monkeypatch.setattr(recurrent_gpu, "MOST_INPUTS", 7 * 32)
+    assert_same(*both(rnn, x, lengths=[3, 7, 1, 6]))
+
+
+@pytest.mark.parametrize("cell", CELLS)
+def test_an_empty_batch_gives_empty_results(cell):
+    fast, slow = both(lively(cell), random(4, 0, 3))
+    assert fast[0].shape == (4, 0, 8)
+    assert_same(fast, slow)
+
+
+def test_never_halting_repeats_the_cell():
+    rnn = tp.AdaptiveRNN(nn.GRUCell(4, 16), 3, halting=never_halt, mode="thresholded").to(DEVICE)
+    fast, slow = both(rnn, random(2, 3, 3))
+    assert (fast[2].steps == 3).all()
+    assert_same(fast, slow)
+
+
+def test_biases_may_be_missing():
+    torch.manual_seed(0)
+    rnn, x = lively(), random(2, 4, 3)
+    rnn.cell.bias_hh = None
+    rnn.block.halting[0].linear.bias = None
+    assert_same(*both(rnn, x))
+
+
+def test_large_and_broken_numbers_come_out_as_from_the_loop():
+    torch.manual_seed(3)
+    rnn, x = lively(), random(3, 4, 3)
+    x[:, 0] *= 1e4
+    x[1, 1] = math.nan
+    (fast, _, ponder), (slow, _, expected) = both(rnn, x)
+    torch.testing.assert_close(fast, slow, rtol=1e-4, atol=1e-5, equal_nan=True)
+    for one, other in zip(ponder[:4], expected[:4], strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5, equal_nan=True)
+    assert fast[1:, 1].isnan().all()
+    assert fast[:, 2:].isfinite().all()
+
+
+def test_results_are_the_callers_own():
+    torch.manual_seed(0)
+    rnn = lively()
+    engine, state = engine_of(rnn), (random(3, 8), random(3, 8))
+    before = [part.clone() for part in state]
+    first, slow = both(rnn, random(2, 3, 3), state, engine)
+    both(rnn, random(2, 3, 3), state, engine)
+    assert_same(first, slow)
+    assert all(torch.equal(part, old) for part, old in zip(state, before, strict=True))
+
+
+def test_weights_are_read_where_they_are():
+    torch.manual_seed(2)
+    rnn, x = lively(), random(2, 4, 3)
+    engine = engine_of(rnn)
+    first, _ = both(rnn, x, engine=engine)
+    for parameter in rnn.parameters():
+        parameter.data.view(-1)[::3] += 0.5
+    assert is_of(engine, rnn)
+    second, slow = both(rnn, x, engine=engine)
+    assert (first[0] - second[0]).abs().max() > 1e-3
+    assert_same(second, slow)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda rnn: setattr(rnn.cell.weight_hh, "data", torch.randn_like(rnn.cell.weight_hh)),
+        lambda rnn: setattr(rnn.cell, "weight_hh", nn.Parameter(torch.randn_like(rnn.cell.weight_hh))),
+        lambda rnn: setattr(rnn.block.steps[0], "cell", nn.LSTMCell(4, 8)),
+        lambda rnn: setattr(rnn.cell, "bias_hh", None),
+        lambda rnn: setattr(rnn.block, "max_steps", 9),
+        lambda rnn: rnn.block.halting.__setitem__(0, HaltingUnit(8)),
+    ],
+    ids=["data", "parameter", "cell", "bias", "steps", "head"],
+)
+def test_what_a_graph_would_not_see_needs_another(change):
+    rnn = lively()
+    engine = engine_of(rnn)
+    assert is_of(engine, rnn)
+    change(rnn)
+    assert not is_of(engine, rnn)
+
+
+def test_the_last_few_sizes_of_batches_are_kept():
+    rnn = lively()
+    engine = engine_of(rnn)
+    lanes = [engine._lane(batch) for batch in (1, 2, 3, 4)]
+    assert engine._lane(1) is lanes[0]
+    assert engine._lane(5) is engine._lane(6)
+    assert engine._lane(2) is not lanes[1]
+    assert engine._lane(1) is lanes[0]
+    assert len(engine._lanes) == recurrent_gpu.MOST_LANES
+
+
+@pytest.mark.parametrize(
+    "unlike",
+    [
+        lambda rnn: rnn.double(),
+        lambda rnn: rnn.cell.register_forward_hook(lambda *_: None),
+        lambda rnn: rnn.block.halting[0].half(),
+        lambda rnn: setattr(rnn.block, "mode", tp.ACT()),
+        lambda rnn: setattr(rnn.block, "mode", tp.Discrete()),
+        lambda rnn: nn.utils.parametrizations.weight_norm(rnn.cell, "weight_hh"),
+        lambda rnn: setattr(rnn.cell.weight_hh, "data", torch.randn(8, 32, device=DEVICE).t()),
+        lambda rnn: setattr(rnn.block.steps[0], "cell", nn.RNNCell(4, 8, nonlinearity="relu", device=DEVICE)),
+    ],
+    ids=["double", "hook", "half head", "act", "discrete", "parametrized", "transposed", "relu"],
+)
+def test_what_the_kernels_do_not_do_is_left_to_the_loop(unlike):
+    rnn = lively()
+    x = random(2, 3, 3)
+    assert fits(rnn, x)
+    unlike(rnn)
+    assert not fits(rnn, x.to(rnn.cell.weight_hh.dtype))
+
+
+def test_under_autocast_and_in_another_precision_there_is_the_loop():
+    rnn, x = lively(), random(2, 3, 3)
+    with torch.autocast(DEVICE, torch.bfloat16):
+        assert not fits(rnn, x)
+    assert not fits(rnn, x.half())
+
+
+def test_where_kernels_cannot_be_made_there_is_the_loop(monkeypatch):
+    def fail(*_):
+        raise OSError("no compiler")
+
+    rnn = lively()
+    monkeypatch.setattr(recurrent_gpu, "Lane", fail)
+    engine = engine_of(rnn)
+    assert not engine.is_ready(3)
+    assert engine.problem == "no compiler"
+    with torch.no_grad():
+        assert rnn(random(2, 3, 3))[0].shape == (2, 3, 8)
+
+
+def test_a_layer_that_was_run_leaves_nothing_behind():
+    rnn = lively()
+    engine = engine_of(rnn)
+    both(rnn, random(1, 2, 3), engine=engine)
+    left = [weakref.ref(rnn.block), weakref.ref(rnn.cell.weight_hh)]
+    del rnn
+    gc.collect()
+    assert [each() for each in left] == [None, None]
+
+
+def test_kernels_compile_for_a_device_that_is_not_here(tmp_path):
+    """What the interpreter runs the compiler may refuse."""
+    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    environment["TRITON_CACHE_DIR"] = str(tmp_path)
+    command = [sys.executable, "-m", "tests.engines.compile_recurrent"]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    found = [line.split() for line in done.stdout.splitlines()]
+    assert [name for name, *_ in found] == ["begin", "move", "move", "move"] * 3 + ["move"] * 2
+    # rows of 512 and 1500 units are loaded four numbers at a time, those of 5 are not
+    assert [int(wide) > 0 for *_, wide in found] == [True] * 13 + [False]
