@@ -9,7 +9,8 @@ from tests.training import small
 from torchpact.experiments import EXPERIMENTS, SCALES, Archive, Run, make, missing
 from torchpact.experiments.archive import _UNIMPORTANT
 from torchpact.experiments.runs import with_needed
-from torchpact.training import train_together
+from torchpact.training import TrainingError, train_together
+from torchpact.training.stopping import Stopped
 
 
 @pytest.fixture
@@ -63,6 +64,67 @@ def test_only_the_run_that_is_gone_is_made_again(archive, data):
     make(runs, archive, *data, train_all=train_all)
     assert trained == [runs[1].name]
     assert results(runs[1], archive) == first
+
+
+def school():
+    """A teacher, a plain network that it teaches, and an adaptive one that starts from this and is taught."""
+    often = {"iterations": 2, "batch": 4, "log_every": 1, "validate_every": 2, "checkpoint_every": 2}
+    teacher = Run(small.config("plain", seed=1, **often))
+    plain = Run(small.config("plain", distill=0.5, **often), teacher=teacher)
+    return [teacher, plain, Run(small.config("relaxed", distill=0.5, **often), plain, teacher)]
+
+
+def test_who_is_taught_comes_after_who_teaches(archive, data):
+    runs = school()
+    trained: list[list[str]] = []
+
+    def train_all(trainers):
+        trained.append([trainer.files.folder.name for trainer in trainers])
+        train_together(trainers)
+
+    assert make(runs[2:], archive, *data, train_all=train_all) == []
+    assert trained == [[run.name] for run in runs]
+    assert len({run.name for run in runs}) == 3
+    # all that the last needs is made again, if it is, and nothing else
+    for run, again in ((runs[2], [runs[2]]), (runs[0], [runs[0], runs[2]])):
+        for folder in (archive.results, archive.work):
+            shutil.rmtree(folder / runs[2].name, ignore_errors=True)
+            shutil.rmtree(folder / run.name, ignore_errors=True)
+        assert [each.name for each in missing(runs[2:], archive)] == [each.name for each in again]
+        trained.clear()
+        assert make(runs[2:], archive, *data, train_all=train_all) == []
+        assert trained == [[each.name] for each in again]
+
+
+def test_without_its_teacher_a_run_is_not_made(archive, data):
+    runs = school()
+
+    def train_all(trainers):
+        if trainers and trainers[0].files.folder.name == runs[0].name:
+            raise TrainingError("loss is nan")
+        train_together(trainers)
+
+    problems = make(runs, archive, *data, train_all=train_all)
+    assert problems == [
+        f"{runs[0].name}: loss is nan",
+        f"{runs[1].name}: has nothing to start or learn from",
+        f"{runs[2].name}: has nothing to start or learn from",
+    ]
+
+
+def test_a_sweep_that_is_stopped_keeps_what_is_finished_and_starts_nothing(archive, data):
+    runs = family()
+    trained = []
+
+    def train_all(trainers):
+        trained.extend(trainers)
+        train_together(trainers)
+        raise Stopped("stopped; all had finished", 2)
+
+    with pytest.raises(Stopped):
+        make(runs, archive, *data, train_all=train_all)
+    assert [trainer.files.folder.name for trainer in trained] == [runs[0].name]
+    assert missing(runs, archive) == runs[1:]
 
 
 def test_results_that_are_gone_come_back_from_the_work_without_training(archive, data):
@@ -129,7 +191,7 @@ def test_a_run_that_fails_is_reported_and_does_not_stop_the_others(archive, data
     problems = make([*bad, *good], archive, *data, together=together)
     assert len(problems) == 2
     assert "resnet14-plain-seed1: loss is nan" in problems[0]
-    assert problems[1] == "resnet14-act-tau0.05-seed1: has nothing to start from"
+    assert problems[1] == "resnet14-act-tau0.05-seed1: has nothing to start or learn from"
     assert archive.everything().keys() == {run.name for run in good}
 
 
