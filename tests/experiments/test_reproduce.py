@@ -75,7 +75,7 @@ def test_a_run_that_cannot_be_made_is_named_and_the_rest_is_drawn(run, tmp_path)
     assert code == 2
     assert "fig2.png" in out
     assert "resnet14-plain-seed0: " in err
-    assert "resnet14-relaxed-tau0.01-seed0: has nothing to start from" in err
+    assert "resnet14-relaxed-tau0.01-seed0: has nothing to start or learn from" in err
     assert "Traceback" not in err
 
 
