@@ -10,7 +10,7 @@ import torchpact as tp
 from tests.training.small import METHODS, config, images
 from tests.training.test_sequence_trainer import TEXTS, settings
 from torchpact.data import Images
-from torchpact.models import SequenceNet
+from torchpact.models import SequenceNet, build
 from torchpact.training import (
     Learner,
     SequenceLearner,
@@ -136,6 +136,24 @@ def test_joint_networks_learn_each_its_own(method):
     assert len({round(loss, 6) for loss in losses[1]}) == 3
     norms = [learner.model.get_submodule("norm") for learner in learners]
     assert [norm.get_buffer("num_batches_tracked").item() for norm in norms] == [120] * 3
+
+
+def test_a_compiled_network_learns_from_a_teacher():
+    data = on_gpu(images())
+    teacher = Learner(config("plain", iterations=200, batch=32, precision="bf16"), data, "cuda")
+    for _ in range(100):
+        teacher.advance()
+    teacher.wait()
+    known = build(teacher.config.network)
+    known.load_state_dict(teacher.model.state_dict())
+    settings = config("relaxed", iterations=200, batch=32, precision="bf16", distill=1.0, tau=0.0)
+    learner = Learner(settings, data, "cuda", teacher=known)
+    losses = []
+    for _ in range(2):
+        for _ in range(60):
+            learner.advance()
+        losses.append(learner.metrics().loss)
+    assert losses[1] < losses[0]
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -56,6 +56,13 @@ def test_shares_partition_the_batch_in_order(monkeypatch, world):
     assert len(range(12)[distributed.share(12)]) == 12 // world
 
 
+def taught(folder, name):
+    """A network that learns from the one in the folder's ``teacher``."""
+    teacher = folder / "teacher" / "last.safetensors"
+    taught = settings("act", distill=0.5)
+    return Trainer(taught, folder / name, images(), images("test", 40), teacher=teacher)
+
+
 # ---- what each of two processes does; what they find is left in files ----
 
 
@@ -70,6 +77,9 @@ def _process(rank, folder):
         found["results"][method] = run.run()
         found["states"][method] = run.learner.state()
         found["files"][method] = sorted(p.name for p in own.glob("*"))
+    run = taught(folder, f"taught-{rank}")
+    run.run()
+    found["states"]["taught"] = run.learner.state()
     for method in ("relaxed", "reinforce"):
         broken = trainer(folder / f"broken-{method}", method)
         broken.burst()
@@ -139,6 +149,7 @@ def shared(tmp_path_factory):
     folder = tmp_path_factory.mktemp("shared")
     first = trainer(folder / "alone-then-shared", "act")
     first.burst()
+    trainer(folder / "teacher", "plain").run()
     spawn(_process, (folder,), nprocs=WORLD)
     return folder, [torch.load(folder / f"found{rank}.pt") for rank in range(WORLD)]
 
@@ -185,6 +196,16 @@ def test_two_processes_give_the_weights_of_one(shared, alone, method):
         assert relative(found["states"][method], state) < TOLERANCE
     # and the tolerance is far below what training has changed
     assert relative({"weight": start["model.stem.weight"]}, {"weight": state["model.stem.weight"]}) > 1e-2
+
+
+def test_two_processes_learn_of_a_teacher_as_one_does(shared):
+    folder, found = shared
+    run = taught(folder, "taught-alone")
+    run.run()
+    for each in found:
+        assert relative(each["states"]["taught"], run.learner.state()) < TOLERANCE
+    # and it is not what they learn of labels
+    assert relative(found[0]["states"]["taught"], found[0]["states"]["act"]) > 1e-2
 
 
 @pytest.mark.parametrize("method", EXACT)
