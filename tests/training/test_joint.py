@@ -9,6 +9,7 @@ from torchpact.data import Images
 from torchpact.models.units import HaltingHead
 from torchpact.training import Learner, evaluate, joint, learner, load_model, train_together
 from torchpact.training.joint import Joint, can_join, join
+from torchpact.training.joint_layers import JOINT
 
 METHODS = ("plain", "relaxed", "act")
 
@@ -157,5 +158,5 @@ def test_stacked_tensors_lie_as_they_did():
 def test_every_module_with_weights_has_a_joint_one():
     model = Learner(config(), images()).model
     with_weights = {type(m) for m in model.modules() if next(m.parameters(recurse=False), None) is not None}
-    assert with_weights < set(joint.JOINT)
-    assert HaltingHead in joint.JOINT
+    assert with_weights < set(JOINT)
+    assert HaltingHead in JOINT
