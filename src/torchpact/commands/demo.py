@@ -103,7 +103,7 @@ def _page(output: Path, model: ResNet, test: Images, times: dict[str, Any], iter
     adaptive["title"] = "A pretrained ResNet-32, made adaptive"
     adaptive["note"] = (
         f"Trained for {iterations} iterations on a bundled sample; measured on {len(test)} other images. "
-        f"From iteration {round(making.SETTLED * iterations)} on the halting heads stay as they are, and steps "
+        f"From iteration {round(making.SETTLED * iterations)} on halting heads stay as they are, and steps "
         "are no longer charged for: there the loss drops."
     )
     found = gallery(model, test) | {"run": 1}
