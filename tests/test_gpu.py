@@ -113,6 +113,16 @@ def test_deterministic_runs_resume_to_the_same_bits(method, precision):
         assert torch.equal(continued.state()[name], value), name
 
 
+def halves(learner, read):
+    """What is read after 60 iterations, and after 60 more."""
+    found = []
+    for _ in range(2):
+        for _ in range(60):
+            learner.advance()
+        found.append(read())
+    return found
+
+
 @pytest.mark.parametrize("method", ["plain", "relaxed", "act"])
 def test_joint_networks_learn_each_its_own(method):
     from torchpact.training.joint import Joint
@@ -127,11 +137,7 @@ def test_joint_networks_learn_each_its_own(method):
         parts = zip(alone, batch.chunk(3), labels.chunk(3), strict=True)
         expected = sum(one._forward(part, truth)[0].item() for one, part, truth in parts)
         assert together._objective(batch, labels)[0].item() == pytest.approx(expected, rel=2e-2)
-    losses = []
-    for _ in range(2):
-        for _ in range(60):
-            together.advance()
-        losses.append([one.metrics().nll for one in learners])
+    losses = halves(together, lambda: [one.metrics().nll for one in learners])
     assert all(after < before for before, after in zip(*losses, strict=True))
     assert len({round(loss, 6) for loss in losses[1]}) == 3
     norms = [learner.model.get_submodule("norm") for learner in learners]
@@ -148,12 +154,8 @@ def test_a_compiled_network_learns_from_a_teacher():
     known.load_state_dict(teacher.model.state_dict())
     settings = config("relaxed", iterations=200, batch=32, precision="bf16", distill=1.0, tau=0.0)
     learner = Learner(settings, data, "cuda", teacher=known)
-    losses = []
-    for _ in range(2):
-        for _ in range(60):
-            learner.advance()
-        losses.append(learner.metrics().loss)
-    assert losses[1] < losses[0]
+    first, second = halves(learner, lambda: learner.metrics().loss)
+    assert second < first
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -161,12 +163,8 @@ def test_a_compiled_network_learns(method):
     learner = Learner(config(method, iterations=200, batch=32, precision="bf16"), on_gpu(images()), "cuda")
     assert learner.compile
     assert learner.capture
-    losses = []
-    for _ in range(2):
-        for _ in range(60):
-            learner.advance()
-        losses.append(learner.metrics().nll)
-    assert losses[1] < losses[0]
+    first, second = halves(learner, lambda: learner.metrics().nll)
+    assert second < first
 
 
 def test_narrow_convolutions_are_convolutions():

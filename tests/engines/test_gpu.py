@@ -1,13 +1,10 @@
 """The kernels run in Triton's interpreter here, in single and half precision; bf16 it gets wrong."""
 
-import os
-import subprocess
-import sys
-
 import pytest
 import torch
 
 import torchpact as tp
+from tests.engines.elsewhere import compiled_elsewhere
 from tests.engines.networks import block_of, halt_outside, relative, tell_heads, undecided
 from torchpact.bench.bottleneck import Bottleneck
 from torchpact.engines import FoldedBlock, Unsupported
@@ -237,12 +234,7 @@ def test_programs_share_tiles(monkeypatch, programs, active, shared):
 
 def test_kernels_compile_for_a_device_that_is_not_here(tmp_path):
     """What the interpreter runs the compiler may refuse."""
-    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
-    environment["TRITON_CACHE_DIR"] = str(tmp_path)
-    command = [sys.executable, "-m", "tests.engines.compile_kernels"]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
-    found = [line.split() for line in done.stdout.splitlines()]
+    found = compiled_elsewhere("tests.engines.compile_kernels", tmp_path)
     assert [name for name, *_ in found] == ["convolve"] * 2 + ["activate", "decide", "prepare", "advance"]
     assert all(int(shared) <= 227 * 1024 for _, shared, _ in found)
 

@@ -2,9 +2,6 @@
 
 import gc
 import math
-import os
-import subprocess
-import sys
 import weakref
 from types import SimpleNamespace
 
@@ -15,6 +12,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import torchpact as tp
+from tests.engines.elsewhere import compiled_elsewhere
 from tests.engines.recurrent_layers import CELLS, DEVICE, decided, lively, random, states
 from torchpact.engines import recurrent_gpu, recurrent_gpu_lane
 from torchpact.engines.recurrent_gpu import RecurrentGPU, fitting_weights
@@ -322,12 +320,7 @@ def test_a_layer_that_was_run_leaves_nothing_behind():
 
 def test_kernels_compile_for_a_device_that_is_not_here(tmp_path):
     """What the interpreter runs the compiler may refuse."""
-    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
-    environment["TRITON_CACHE_DIR"] = str(tmp_path)
-    command = [sys.executable, "-m", "tests.engines.compile_recurrent"]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
-    found = [line.split() for line in done.stdout.splitlines()]
+    found = compiled_elsewhere("tests.engines.compile_recurrent", tmp_path)
     assert [name for name, *_ in found] == ["begin", "move", "move", "move"] * 3 + ["move"] * 2
     # rows of 512 and 1500 units are loaded four numbers at a time, those of 5 are not
     assert [int(wide) > 0 for *_, wide in found] == [True] * 13 + [False]

@@ -7,7 +7,7 @@ from tests.training.small import config, images
 from tests.training.test_trainer import TEST, assert_same, tensors, trainer
 from torchpact.data import Images
 from torchpact.models.units import HaltingHead
-from torchpact.training import Learner, evaluate, joint, learner, load_model, train_together
+from torchpact.training import Learner, evaluate, image_iterations, joint, load_model, train_together
 from torchpact.training.joint import Joint, can_join, join
 from torchpact.training.joint_layers import JOINT
 
@@ -27,8 +27,7 @@ def without_chance(monkeypatch):
         return torch.linspace(-2, 2, like[0].numel()).view_as(like[0]).expand_as(like)
 
     monkeypatch.setattr("torchpact.modes.logistic_noise", noise)
-    for module in (joint, learner):
-        monkeypatch.setattr(module, "augment", lambda images, pad: images.roll(pad, -1))
+    monkeypatch.setattr(image_iterations, "augment", lambda images, pad: images.roll(pad, -1))
 
 
 @pytest.mark.parametrize("method", METHODS)

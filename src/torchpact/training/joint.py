@@ -13,17 +13,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from torchpact.data import augment
 from torchpact.models.resnet import ResNet, build
-from torchpact.training.algorithms import fastest_algorithms
-from torchpact.training.capturing import Captured
-from torchpact.training.compiling import compiled, many_kinds
-from torchpact.training.config import TrainConfig
+from torchpact.training.image_iterations import ImageIterations
 from torchpact.training.inputs import as_input, casting
-from torchpact.training.iterations import Iterations
 from torchpact.training.joint_layers import JOINT, JointNorm
 from torchpact.training.learner import Learner, make_optimizer
-from torchpact.training.state import copies, put_back
 
 
 def join(learners: Sequence[Learner]) -> list["Joint"]:
@@ -61,13 +55,11 @@ def can_join(learners: Sequence[Learner]) -> bool:
     )
 
 
-class Joint(Iterations):
+class Joint(ImageIterations):
     """Learners that advance together; from now on their weights are parts of larger tensors.
 
     What each draws depends on all of them, unlike where they have streams of their own.
     """
-
-    config: TrainConfig
 
     def __init__(self, learners: Sequence[Learner]) -> None:
         if not can_join(learners):
@@ -90,10 +82,7 @@ class Joint(Iterations):
         self._tau = torch.tensor(self._prices, device=self.device)
         self._sums = torch.zeros(count, len(first._sums), dtype=torch.double, device=self.device)
         self._since, self._rate = 0, self.config.lr
-        self._augment, self._objective = self._crop, self._forward
-        if first.compile:
-            self._augment, self._objective = compiled(self._crop), compiled(self._forward)
-        self.captured = Captured(self.device) if first.capture else None
+        self._compile_or_capture(first.compile, first.capture)
         for one, sums in zip(self.learners, self._sums, strict=True):
             one.captured, one._sums, one.joined = self.captured, sums, self
 
@@ -103,7 +92,7 @@ class Joint(Iterations):
         model = build(self.config.network, self.config.training_mode())
         for name, module in model.named_modules():
             others = [one.model.get_submodule(name) for one in self.learners]
-            for key in module._parameters.keys() - {k for k, v in module._parameters.items() if v is None}:
+            for key in [name for name, value in module._parameters.items() if value is not None]:
                 own = [other.get_parameter(key) for other in others]
                 stacked = _stack([parameter.detach() for parameter in own])
                 module._parameters[key] = nn.Parameter(stacked)
@@ -144,9 +133,6 @@ class Joint(Iterations):
             one._since += 1
             one._epoch = -1  # its own notion of the batch is behind
 
-    def _crop(self, images: Tensor) -> Tensor:
-        return augment(images, pad=self.config.pad)
-
     def _forward(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """The sum of the losses of all networks, and what to report of each."""
         config, count = self.config, len(self.learners)
@@ -170,17 +156,16 @@ class Joint(Iterations):
             report = torch.stack([x.detach().float() for x in found], 1).double()
         return losses.sum(), report
 
-    def _iterate(self) -> None:
+    def _batch(self) -> tuple[Tensor, Tensor]:
         start = self._position * self.config.batch
         within = start + torch.arange(self.config.batch, device=self.device)
         index = self._permutation[:, within].flatten()
         data = self.learners[0].data
-        loss, report = self._objective(self._augment(data.images[index]), data.labels[index])
-        self.optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        self.optimizer.step()
-        self._sums += report
-        self._position += 1
+        return self._augment(data.images[index]), data.labels[index]
+
+    def state(self) -> dict[str, Tensor]:
+        """What makes up the state of each, by its number and their names; not copies."""
+        return {f"{i}.{name}": x for i, one in enumerate(self.learners) for name, x in one.state().items()}
 
     def _turn_to_batch(self) -> None:
         order = self.learners[0].order
@@ -196,22 +181,6 @@ class Joint(Iterations):
         if prices != self._prices:
             self._prices = prices
             self._tau.copy_(torch.tensor(prices))
-
-    @torch.enable_grad()
-    def _prepare(self) -> None:
-        if self.captured is None or self.captured.recorded:
-            return
-        torch.cuda.synchronize(self.device)
-        state = {f"{i}.{name}": x for i, one in enumerate(self.learners) for name, x in one.state().items()}
-        before = copies(state)
-        with fastest_algorithms(), many_kinds():
-            for _ in range(3):
-                self._position.zero_()
-                self._iterate()
-            self.captured.record(self._iterate, self.optimizer.zero_grad, warm_up=0)
-        put_back(state, before)
-        self._sums.zero_()
-        self._epoch = -1
 
 
 def _stack(tensors: Sequence[Tensor]) -> Tensor:

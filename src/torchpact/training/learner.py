@@ -9,7 +9,7 @@ Where there is a process group, its processes share the work of each iteration; 
 
 import importlib
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -17,14 +17,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from torchpact.baseline import EMABaseline
-from torchpact.data import BatchOrder, Images, augment
+from torchpact.data import BatchOrder, Images
 from torchpact.models.resnet import ResNet, build
 from torchpact.objective import map_loss, reinforce_loss
 from torchpact.training import distributed
-from torchpact.training.algorithms import deterministic_algorithms, fastest_algorithms
-from torchpact.training.capturing import Captured
-from torchpact.training.compiling import compiled, many_kinds
 from torchpact.training.config import TrainConfig
+from torchpact.training.image_iterations import ImageIterations
 from torchpact.training.inputs import as_input, casting
 from torchpact.training.iterations import Iterations
 from torchpact.training.lottery import decide_by_lot
@@ -39,13 +37,11 @@ from torchpact.training.state import (
 from torchpact.training.teaching import Teacher, divergence
 
 
-class Learner(Iterations):
+class Learner(ImageIterations):
     """A network, its optimizer and its data on one device; ``advance`` is one iteration of training.
 
     In a process group every process has one, and all advance and read their metrics together.
     """
-
-    config: TrainConfig
 
     def __init__(
         self,
@@ -107,10 +103,7 @@ class Learner(Iterations):
         self._sums = torch.zeros(3 + blocks, dtype=torch.double, device=self.device)
         self._since = 0
         self._rate = config.lr
-        self._augment, self._objective = self._crop, self._forward
-        if self.compile:
-            self._augment, self._objective = compiled(self._crop), compiled(self._forward)
-        self.captured = Captured(self.device) if self.capture else None
+        self._compile_or_capture(self.compile, self.capture)
         self.joined: Iterations | None = None
 
     def advance(self) -> None:
@@ -119,9 +112,6 @@ class Learner(Iterations):
             self.joined.advance()
         else:
             super().advance()
-
-    def _crop(self, images: Tensor) -> Tensor:
-        return augment(images, pad=self.config.pad)
 
     def _forward(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """The loss of a batch of images, cropped and flipped, and the sums to report."""
@@ -152,18 +142,6 @@ class Learner(Iterations):
         past: Tensor = self.baseline(distributed.mean(reward.mean()) if self.shared else reward)
         return past
 
-    def _iterate(self) -> None:
-        """An iteration, all of it on the device."""
-        with deterministic_algorithms() if self.config.deterministic else nullcontext():
-            loss, report = self._objective(*self._batch())
-            self.optimizer.zero_grad(set_to_none=True)
-            loss.backward()
-            if self.shared:
-                distributed.average_gradients(self.model.parameters())
-            self.optimizer.step()
-        self._sums += report
-        self._position += 1
-
     def _batch(self) -> tuple[Tensor, Tensor]:
         """The share of this process in the batch whose turn it is, cropped and flipped."""
         start = self._position * self.config.batch
@@ -190,21 +168,9 @@ class Learner(Iterations):
             self._price = price
             self._tau.fill_(price)
 
-    @torch.enable_grad()
     def _prepare(self) -> None:
-        """Compile, warm up and capture the iteration if need be, then put everything back as it was."""
-        if self.captured is None or self.captured.recorded or self.joined is not None:
-            return
-        torch.cuda.synchronize(self.device)  # weights may still be on their way, from another stream
-        before = copies(self.state())
-        with fastest_algorithms(), many_kinds():
-            for _ in range(3):
-                self._position.zero_()  # there may be fewer batches
-                self._iterate()
-            self.captured.record(self._iterate, self.optimizer.zero_grad, warm_up=0)
-        put_back(self.state(), before)
-        self._sums.zero_()
-        self._epoch = -1
+        if self.joined is None:
+            super()._prepare()
 
     @contextmanager
     def undisturbed(self) -> Iterator[None]:

@@ -7,13 +7,12 @@ comes with PyTorch for CUDA. The user's cache keeps what was compiled.
 import ctypes
 import hashlib
 import importlib.util
-import os
 from collections.abc import Callable, Iterator
 from ctypes import byref, c_char_p, c_size_t, c_void_p
 from functools import cache
 from pathlib import Path
 
-from torchpact._files import write_whole
+from torchpact._files import user_cache, write_whole
 from torchpact.engines.folding import Unsupported
 from torchpact.engines.onchip.plan import Plan
 
@@ -27,13 +26,12 @@ def compile_block(plan: Plan, arch: str) -> bytes:
     source = SOURCE.read_text()
     parts = [path.read_text() for path in sorted(SOURCE.parent.glob("*.cuh"))]
     key = repr((source, parts, sorted(plan.macros.items()), arch, STANDARD, version)).encode()
-    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "torchpact"
-    path = folder / f"onchip-{hashlib.sha256(key).hexdigest()[:16]}.cubin"
+    path = user_cache() / f"onchip-{hashlib.sha256(key).hexdigest()[:16]}.cubin"
     if path.exists():
         return path.read_bytes()
     code = route(source, plan.macros, arch)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, code)
     except OSError:  # nowhere to keep it
         pass

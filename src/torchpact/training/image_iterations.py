@@ -1,0 +1,80 @@
+"""Iterations on images, of one network or of several: crop, find the loss, follow its gradient."""
+
+from abc import abstractmethod
+from contextlib import nullcontext
+
+import torch
+from torch import Tensor
+
+from torchpact.data import augment
+from torchpact.models.resnet import ResNet
+from torchpact.training import distributed
+from torchpact.training.algorithms import deterministic_algorithms, fastest_algorithms
+from torchpact.training.capturing import Captured
+from torchpact.training.compiling import compiled, many_kinds
+from torchpact.training.config import TrainConfig
+from torchpact.training.iterations import Iterations
+from torchpact.training.state import copies, put_back
+
+
+class ImageIterations(Iterations):
+    """What is left to those that build on it is which images are next, and what their loss is."""
+
+    config: TrainConfig
+    device: torch.device
+    model: ResNet
+    shared = False
+    """Whether processes share the work."""
+    _position: Tensor
+    """How far the epoch has come, in batches; on the device."""
+    _epoch: int
+    """The one whose order the device knows; −1 where it has to be told."""
+
+    def _compile_or_capture(self, compile: bool, capture: bool) -> None:
+        """Say how iterations are run; they are compiled and captured by the first."""
+        self._augment, self._objective = self._crop, self._forward
+        if compile:
+            self._augment, self._objective = compiled(self._crop), compiled(self._forward)
+        self.captured = Captured(self.device) if capture else None
+
+    def _crop(self, images: Tensor) -> Tensor:
+        return augment(images, pad=self.config.pad)
+
+    @abstractmethod
+    def _forward(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """The loss of a batch of images, cropped and flipped, and the sums to report."""
+
+    @abstractmethod
+    def _batch(self) -> tuple[Tensor, Tensor]:
+        """The images whose turn it is, cropped and flipped, and their labels."""
+
+    @abstractmethod
+    def state(self) -> dict[str, Tensor]:
+        """All tensors that make up the state of training, by name; not copies."""
+
+    def _iterate(self) -> None:
+        with deterministic_algorithms() if self.config.deterministic else nullcontext():
+            loss, report = self._objective(*self._batch())
+            self.optimizer.zero_grad(set_to_none=True)
+            loss.backward()
+            if self.shared:
+                distributed.average_gradients(self.model.parameters())
+            self.optimizer.step()
+        self._sums += report
+        self._position += 1
+
+    @torch.enable_grad()
+    def _prepare(self) -> None:
+        """Compile, warm up and capture the iteration if need be, then put everything back as it was."""
+        if self.captured is None or self.captured.recorded:
+            return
+        torch.cuda.synchronize(self.device)  # weights may still be on their way, from another stream
+        before = copies(self.state())
+        with fastest_algorithms(), many_kinds():
+            for _ in range(3):
+                self._position.zero_()  # there may be fewer batches
+                self._iterate()
+            self.captured.record(self._iterate, self.optimizer.zero_grad, warm_up=0)
+        put_back(self.state(), before)
+        self._sums.zero_()
+        self._epoch = -1
