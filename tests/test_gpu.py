@@ -137,11 +137,12 @@ def test_joint_networks_learn_each_its_own(method):
         parts = zip(alone, batch.chunk(3), labels.chunk(3), strict=True)
         expected = sum(one._forward(part, truth)[0].item() for one, part, truth in parts)
         assert together._objective(batch, labels)[0].item() == pytest.approx(expected, rel=2e-2)
+    counts = [learner.model.get_submodule("norm").get_buffer("num_batches_tracked") for learner in learners]
+    before = [count.item() for count in counts]
     losses = halves(together, lambda: [one.metrics().nll for one in learners])
-    assert all(after < before for before, after in zip(*losses, strict=True))
+    assert all(after < first for first, after in zip(*losses, strict=True))
     assert len({round(loss, 6) for loss in losses[1]}) == 3
-    norms = [learner.model.get_submodule("norm") for learner in learners]
-    assert [norm.get_buffer("num_batches_tracked").item() for norm in norms] == [120] * 3
+    assert [count.item() - first for count, first in zip(counts, before, strict=True)] == [120] * 3
 
 
 def test_a_compiled_network_learns_from_a_teacher():
@@ -181,6 +182,26 @@ def test_narrow_convolutions_are_convolutions():
         exact = (expected, *torch.autograd.grad(expected, (wide_x, wide_weight), dy.double()))
         for one, two in zip(found, exact, strict=True):
             assert (one.double() - two).norm() < 5e-3 * two.norm()
+
+
+def test_strided_convolutions_of_several_networks_are_convolutions():
+    from torchpact.training.joint_conv import strided_conv
+
+    for networks, shape, outputs in (
+        (8, (64, 16, 32, 32), 32),
+        (3, (3, 32, 7, 5), 64),
+        (1, (2, 16, 1, 1), 16),
+    ):
+        x = torch.randn(shape, device="cuda").bfloat16().requires_grad_()
+        weight = torch.randn(networks, outputs, shape[1], 3, 3, device="cuda").mul(0.1).bfloat16()
+        weight.requires_grad_()
+        y = strided_conv(x, weight)
+        dy = torch.randn_like(y)
+        wide_x, wide_weight = (t.detach().double().requires_grad_() for t in (x, weight))
+        parts = zip(wide_x.chunk(networks), wide_weight, strict=True)
+        expected = torch.cat([nn.functional.conv2d(*part, stride=2, padding=1) for part in parts])
+        exact = torch.autograd.grad(expected, (wide_x, wide_weight), dy.double())
+        close((y, *torch.autograd.grad(y, (x, weight), dy)), (expected, *exact))
 
 
 def close(found, exact):

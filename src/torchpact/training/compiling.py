@@ -8,10 +8,10 @@ import torch
 
 
 def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Compile a function whose small kernels, where independent of each other, run as one."""
+    """Compile a function for these very shapes; small kernels independent of each other run as one."""
     known = torch._inductor.list_options()
     options: dict[str, Any] = {name: True for name in ("combo_kernels",) if name in known}
-    return torch.compile(function, fullgraph=True, options=options)
+    return torch.compile(function, fullgraph=True, dynamic=False, options=options)
 
 
 def default_generator(device: torch.device) -> torch.Generator:

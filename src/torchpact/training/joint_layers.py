@@ -21,8 +21,8 @@ class JointConv2d(nn.Conv2d):
 
     def forward(self, x: Tensor) -> Tensor:
         """Convolve the maps of each by its own."""
-        if self.kernels is not None and self.kernels.fits(self, JointConv2d):
-            found: Tensor = self.kernels.NarrowConv2d.by_kernels(self, x, torch.get_autocast_dtype("cuda"))
+        found: Tensor | None = None if self.kernels is None else self.kernels.by_kernels(self, x)
+        if found is not None:
             return found
         parts = zip(x.chunk(len(self.weight)), self.weight, strict=True)
         return torch.cat([F.conv2d(part, weight, None, self.stride, self.padding) for part, weight in parts])
@@ -81,7 +81,7 @@ class JointLinear(nn.Linear):
 
 
 JOINT: dict[type[nn.Module], tuple[type[nn.Module], str | None]] = {
-    nn.Conv2d: (JointConv2d, "narrow_conv"),
+    nn.Conv2d: (JointConv2d, "joint_conv"),
     nn.BatchNorm2d: (JointNorm, "one_kernel_norm"),
     HaltingHead: (JointHead, "one_kernel_head"),
     nn.Linear: (JointLinear, None),

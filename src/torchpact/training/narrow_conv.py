@@ -30,6 +30,8 @@ TILES = {16: (128, 2), 32: (256, 4), 64: (64, 4)}
 """Pixels and warps of a program."""
 CHUNKS = {16: (512, 64, 1), 32: (256, 64, 2), 64: (256, 64, 4)}
 """Pixels of a program of the kernel's gradient, how many at a time, and its warps."""
+MANY = 4
+"""Networks from which on chunks are twice as large: they are enough, and half as much is added up."""
 STAGES = 3
 """Taps on their way while one is multiplied."""
 
@@ -131,6 +133,8 @@ def _weight_gradient(x: Tensor, dy: Tensor, networks: int = 1) -> Tensor:
     dy = dy.contiguous(memory_format=torch.channels_last)
     end = x.size(0) // networks * height * width
     chunk, step, warps = CHUNKS[channels]
+    if networks >= MANY:
+        chunk *= 2
     chunks = triton.cdiv(end, chunk)
     sums = x.new_empty(networks, chunks, 3, channels, 3 * channels, dtype=torch.float32)
     wrap_triton(_kernel_gradient)[(chunks, 3, networks)](

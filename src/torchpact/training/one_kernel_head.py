@@ -2,7 +2,8 @@
 
 A head's logits are few numbers made of all of u: nine taps of a convolution to a single channel, and a
 product with the mean over the map. A program has an image, so that the mean is its own affair, and reads it
-once. In the gradients the ten products are the ten columns of a matrix: those of u are its product with the
+once. The ten products are the ten columns of a matrix, that of u with the weights: a logit is the sum of nine
+of its neighbours' and of the mean of the tenth. In the gradients, too: those of u are its product with the
 weights, those of the weights its product with u.
 
 Rows and biases may be those of several networks that are trained together: then each is for its share of the
@@ -26,6 +27,37 @@ WARPS = {"logits": 8, "gradients": 4}
 
 ROWS = 16
 """Nine taps, the mean and the bias, to a power of two."""
+
+AT_ONCE = 32768
+"""Values of a map that a program may hold all at once; the logits of larger ones are made piece by piece."""
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _logits_at_once(  # type: ignore[no-untyped-def]
+    u, rows, bias, logits, images, height, width, C,
+    WIDE: tl.constexpr, PIXELS: tl.constexpr, ROWS: tl.constexpr, SINGLE: tl.constexpr,
+):  # fmt: skip
+    network = tl.program_id(0) // images
+    size = height * width
+    start_of = tl.program_id(0).to(tl.int64) * size
+    pixel, c, t = tl.arange(0, PIXELS), tl.arange(0, WIDE), tl.arange(0, ROWS)
+    here = (pixel < size)[:, None] & (c < C)[None, :]
+    value = tl.load(u + (start_of + pixel)[:, None] * C + c[None, :], mask=here, other=0)
+    in_rows = (c < C)[:, None] & (t < 10)[None, :]
+    weights = tl.load(rows + (network * 10 + t)[None, :] * C + c[:, None], mask=in_rows, other=0)
+    if SINGLE:
+        products = tl.dot(value, weights, input_precision="ieee")
+    else:  # the weights as two halves, which have all of their digits
+        first = weights.to(value.dtype)
+        products = tl.dot(value, first)
+        products = tl.dot(value, (weights - first.to(tl.float32)).to(value.dtype), products)
+    mean = tl.sum(tl.sum(tl.where((t == 9)[None, :], products, 0), 1), 0) / size
+    i, j = (t // 3 - 1)[None, :], (t % 3 - 1)[None, :]
+    row, column = (pixel // width)[:, None] + i, (pixel % width)[:, None] + j
+    there = (row >= 0) & (row < height) & (column >= 0) & (column < width) & (t < 9)[None, :]
+    around = tl.gather(products, tl.where(there, row * width + column, 0), 0)
+    logit = tl.sum(tl.where(there, around, 0), 1) + mean + tl.load(bias + network)
+    tl.store(logits + start_of + pixel, logit, mask=pixel < size)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -109,10 +141,13 @@ def halting_logits(u: Tensor, rows: Tensor, bias: Tensor) -> Tensor:
     u = u.contiguous(memory_format=torch.channels_last)
     batch, _, height, width = u.shape
     logits = u.new_empty(batch, 1, height, width, dtype=torch.float32)
-    wrap_triton(_logits)[(batch,)](
-        u, rows.contiguous(), bias, logits, batch // bias.numel(), height, width,
-        **_shape(u), num_warps=WARPS["logits"],
-    )  # fmt: skip
+    arguments = u, rows.contiguous(), bias, logits, batch // bias.numel(), height, width
+    shape, pixels = _shape(u), max(triton.next_power_of_2(height * width), 16)
+    if pixels * shape["WIDE"] <= AT_ONCE and pixels * ROWS <= AT_ONCE:
+        shape |= {"PIXELS": pixels, "ROWS": ROWS, "SINGLE": u.dtype == torch.float32}
+        wrap_triton(_logits_at_once)[(batch,)](*arguments, **shape, num_warps=min(max(pixels // 128, 1), 8))
+    else:
+        wrap_triton(_logits)[(batch,)](*arguments, **shape, num_warps=WARPS["logits"])
     return logits
 
 

@@ -21,6 +21,8 @@ from torch.nn import functional as F
 PROGRAMS, TILE, WARPS = 132, 8192, 4
 """A program a multiprocessor of an H200, which leaves few partial sums; values that it holds at a time; its
 warps. Of 18 settings the fastest there for 128 maps of 32×16×16 and 64×8×8."""
+AT_ONCE = 4 * PROGRAMS
+"""Programs of all networks that have their turn at the same time."""
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -120,7 +122,8 @@ def _launch(kernel: Any, x: Tensor, arguments: tuple[Any, ...], ticket: Tensor, 
     networks = ticket.numel()
     pixels, wide = batch // networks * height * width, triton.next_power_of_2(channels)
     rows = max(TILE // wide, 1)
-    programs = min(PROGRAMS, max(triton.cdiv(pixels, rows), 1))
+    most = min(PROGRAMS, max(AT_ONCE // networks, 1))
+    programs = min(most, max(triton.cdiv(pixels, rows), 1))
     partial = x.new_empty(networks, programs, 2, channels, dtype=torch.float32)
     kernel[(programs, networks)](
         *arguments, partial, ticket, pixels, *numbers, C=channels, WIDE=wide, ROWS=rows, num_warps=WARPS
