@@ -1,11 +1,14 @@
 """Networks that are trained by the same kernels: each learns what it would have learned alone."""
 
+from copy import deepcopy
+
 import pytest
 import torch
 
 from tests.training.small import config, images
 from tests.training.test_trainer import TEST, assert_same, tensors, trainer
 from torchpact.data import Images
+from torchpact.models.resnet import build
 from torchpact.models.units import HaltingHead
 from torchpact.training import Learner, evaluate, image_iterations, joint, load_model, train_together
 from torchpact.training.joint import Joint, can_join, join
@@ -14,9 +17,15 @@ from torchpact.training.joint_layers import JOINT
 METHODS = ("plain", "relaxed", "act")
 
 
-def learners(data, method="plain", count=3, **settings):
+def learners(data, method="plain", count=3, teacher=None, **settings):
     prices = (0.05, 0.2, 0.0)
-    return [Learner(config(method, seed=seed, tau=prices[seed], **settings), data) for seed in range(count)]
+    configs = [config(method, seed=seed, tau=prices[seed], **settings) for seed in range(count)]
+    return [Learner(each, data, teacher=deepcopy(teacher)) for each in configs]
+
+
+def teacher(seed=0):
+    torch.manual_seed(seed)
+    return build(config("plain").network)
 
 
 @pytest.fixture
@@ -32,9 +41,12 @@ def without_chance(monkeypatch):
 
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("network", [{}, {"group": 3}])
-def test_losses_reports_and_gradients_are_those_of_each(without_chance, method, network):
+@pytest.mark.parametrize("taught", [False, True])
+def test_losses_reports_and_gradients_are_those_of_each(without_chance, method, network, taught):
     data = images(size=12)
     settings = {"label_smoothing": 0.1, "network": network if method != "plain" else {}}
+    if taught:
+        settings |= {"distill": 0.7, "teacher": teacher()}
     alone = learners(data, method, **settings)
     together = Joint(learners(data, method, **settings))
     batch, labels = data.images[:24], data.labels[:24]
@@ -115,8 +127,9 @@ def test_those_of_one_kind_join():
         learners(other, "relaxed", 2),
         learners(data, "reinforce", 2),
     ]
+    groups += [learners(data, "plain", 2, teacher(seed), distill=0.5) for seed in range(2)]
     joined = join([one for group in groups for one in group])
-    assert [each.learners for each in joined] == [groups[0], groups[1], groups[3]]
+    assert [each.learners for each in joined] == [groups[k] for k in (0, 1, 3, 5, 6)]
     assert all(one.joined is None for group in (groups[2], groups[4]) for one in group)
 
 

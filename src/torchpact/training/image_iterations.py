@@ -5,6 +5,7 @@ from contextlib import nullcontext
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from torchpact.data import augment
 from torchpact.models.resnet import ResNet
@@ -15,6 +16,7 @@ from torchpact.training.compiling import compiled, many_kinds
 from torchpact.training.config import TrainConfig
 from torchpact.training.iterations import Iterations
 from torchpact.training.state import copies, put_back
+from torchpact.training.teaching import Teacher, divergence
 
 
 class ImageIterations(Iterations):
@@ -23,6 +25,7 @@ class ImageIterations(Iterations):
     config: TrainConfig
     device: torch.device
     model: ResNet
+    teacher: Teacher | None
     shared = False
     """Whether processes share the work."""
     _position: Tensor
@@ -39,6 +42,18 @@ class ImageIterations(Iterations):
 
     def _crop(self, images: Tensor) -> Tensor:
         return augment(images, pad=self.config.pad)
+
+    def _nll(self, logits: Tensor, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """What is to be less for every image by labels and teacher, and what to report: that by labels."""
+        smoothing, distill = self.config.label_smoothing, self.config.distill
+        nll = F.cross_entropy(logits, labels, reduction="none", label_smoothing=smoothing)
+        if self.teacher is not None:
+            given = divergence(logits, self.teacher(images), self.config.distill_temperature)
+            nll = distill * given + (1 - distill) * nll
+        with torch.no_grad():
+            plain = bool(smoothing) or self.teacher is not None
+            reported = F.cross_entropy(logits, labels, reduction="none") if plain else nll.detach()
+        return nll, reported
 
     @abstractmethod
     def _forward(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:

@@ -11,29 +11,33 @@ from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from torchpact.models.resnet import ResNet, build
 from torchpact.training.image_iterations import ImageIterations
 from torchpact.training.inputs import as_input, casting
 from torchpact.training.joint_layers import JOINT, JointNorm
 from torchpact.training.learner import Learner, make_optimizer
+from torchpact.training.teaching import Teacher
 
 
 def join(learners: Sequence[Learner]) -> list["Joint"]:
     """Have all that can be trained by the same kernels be so, from now on."""
-    kinds: dict[str, list[Learner]] = {}
+    groups: list[list[Learner]] = []
     for one in learners:
-        kind = replace(one.config, tau=0.0, seed=0)
-        kinds.setdefault(f"{kind} {one.iteration} {id(one.data)}", []).append(one)
-    return [Joint(group) for group in kinds.values() if len(group) > 1 and can_join(group)]
+        for group in groups:
+            if can_join([group[0], one]):
+                group.append(one)
+                break
+        else:
+            groups.append([one])
+    return [Joint(group) for group in groups if len(group) > 1]
 
 
 def can_join(learners: Sequence[Learner]) -> bool:
     """Whether these can be trained by the same kernels: of one kind, at the same iteration, and not begun.
 
     Their seeds and prices may differ. Not for decisions per image, heads with batch norm, REINFORCE,
-    Adam, teachers, process groups or deterministic runs.
+    Adam, different teachers, process groups or deterministic runs.
     """
     first = learners[0]
     config = first.config
@@ -46,7 +50,7 @@ def can_join(learners: Sequence[Learner]) -> bool:
             replace(one.config, tau=config.tau, seed=config.seed) == config
             and (one.iteration, one.device) == (first.iteration, first.device)
             and one.data is first.data
-            and one.teacher is None
+            and _same(one.teacher, first.teacher)
             and not one.shared
             and one.joined is None
             and (one.captured is None or not one.captured.recorded)
@@ -67,7 +71,7 @@ class Joint(ImageIterations):
         first = learners[0]
         self.learners = list(learners)
         self.config, self.device, self.iteration = first.config, first.device, first.iteration
-        self.model = self._stacked_model()
+        self.model, self.teacher = self._stacked_model(), first.teacher
         self.lr = torch.tensor(self.config.lr, device=self.device) if first.capture else self.config.lr
         self.optimizer = make_optimizer(self.model, self.config, self.lr)
         if self.config.momentum:
@@ -135,8 +139,8 @@ class Joint(ImageIterations):
 
     def _forward(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """The sum of the losses of all networks, and what to report of each."""
-        config, count = self.config, len(self.learners)
-        with casting(self.device, config.precision):
+        count = len(self.learners)
+        with casting(self.device, self.config.precision):
             logits, ponders = self.model(as_input(images))
         logits = logits.float()
 
@@ -144,15 +148,13 @@ class Joint(ImageIterations):
             """Of what is known of every image, for each network."""
             return each.reshape(count, -1).mean(1)
 
-        nll = F.cross_entropy(logits, labels, reduction="none", label_smoothing=config.label_smoothing)
+        nll, known = self._nll(logits, images, labels)
         losses = means(nll)
         for ponder in ponders:
             losses = losses + self._tau * means(ponder.cost)
         with torch.no_grad():
-            if config.label_smoothing:
-                nll = F.cross_entropy(logits, labels, reduction="none")
             right = (logits.argmax(1) == labels).float()
-            found = [losses, means(nll), means(right), *(means(p.expected_steps) for p in ponders)]
+            found = [losses, means(known), means(right), *(means(p.expected_steps) for p in ponders)]
             report = torch.stack([x.detach().float() for x in found], 1).double()
         return losses.sum(), report
 
@@ -181,6 +183,17 @@ class Joint(ImageIterations):
         if prices != self._prices:
             self._prices = prices
             self._tau.copy_(torch.tensor(prices))
+
+
+def _same(one: Teacher | None, other: Teacher | None) -> bool:
+    """Whether two teachers know the same."""
+    if one is None or other is None or one is other:
+        return one is other
+    state, expected = one.model.state_dict(), other.model.state_dict()
+    return state.keys() == expected.keys() and all(
+        value.shape == expected[name].shape and torch.equal(value, expected[name])
+        for name, value in state.items()
+    )
 
 
 def _stack(tensors: Sequence[Tensor]) -> Tensor:

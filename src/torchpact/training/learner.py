@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from torchpact.baseline import EMABaseline
 from torchpact.data import BatchOrder, Images
@@ -34,7 +33,7 @@ from torchpact.training.state import (
     make_room,
     put_back,
 )
-from torchpact.training.teaching import Teacher, divergence
+from torchpact.training.teaching import Teacher
 
 
 class Learner(ImageIterations):
@@ -82,7 +81,9 @@ class Learner(ImageIterations):
             raise ValueError(
                 f"expected a teacher where distill is not 0, and only there; it is {config.distill:g}"
             )
-        self.teacher = teacher and Teacher(teacher, self.device, config.precision, self.own_kernels)
+        self.teacher = None
+        if teacher is not None:
+            self.teacher = Teacher(teacher, self.device, config.precision, self.own_kernels)
         self.baseline = EMABaseline(config.baseline_decay).to(self.device)
         self.lr = torch.tensor(config.lr, device=self.device) if self.capture else config.lr
         self.optimizer = make_optimizer(self.model, config, self.lr)
@@ -119,11 +120,7 @@ class Learner(ImageIterations):
         with casting(self.device, config.precision):
             logits, ponders = self.model(as_input(images))
         logits = logits.float()
-        smoothing = config.label_smoothing
-        nll = F.cross_entropy(logits, labels, reduction="none", label_smoothing=smoothing)
-        if self.teacher is not None:
-            given = divergence(logits, self.teacher(images), config.distill_temperature)
-            nll = config.distill * given + (1 - config.distill) * nll
+        nll, known = self._nll(logits, images, labels)
         if config.method == "reinforce":
             loss = reinforce_loss(nll, ponders, self._tau, self._past_reward)
         else:
@@ -131,9 +128,7 @@ class Learner(ImageIterations):
         with torch.no_grad():
             reported = loss if config.method != "reinforce" else map_loss(nll, ponders, self._tau)
             right = (logits.argmax(1) == labels).float().mean()
-            if smoothing or self.teacher is not None:
-                nll = F.cross_entropy(logits, labels, reduction="none")
-            sums = [reported, nll.mean(), right, *(p.expected_steps.mean() for p in ponders)]
+            sums = [reported, known.mean(), right, *(p.expected_steps.mean() for p in ponders)]
             report = torch.stack([s.detach().float() for s in sums]).double()
         return loss, report
 
@@ -219,11 +214,8 @@ class Learner(ImageIterations):
     @torch.no_grad()
     def load_state(self, tensors: dict[str, Tensor], iteration: int) -> None:
         """Continue from a state that :meth:`state` gave, at that iteration."""
-        if self.capture:
-            with self._on_stream():
-                self._prepare()
-        else:
-            make_room(self.model, self.optimizer, tensors)
+        with self._on_stream():
+            make_room(self.model, self.optimizer, tensors, self.capture)
         own = self.state()
         check_same_tensors(own, tensors)
         self.iteration, self._epoch, self._since = iteration, -1, 0

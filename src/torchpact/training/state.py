@@ -42,7 +42,9 @@ def put_back(tensors: dict[str, Tensor], before: dict[str, Tensor]) -> None:
             value.zero_()
 
 
-def make_room(model: nn.Module, optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
+def make_room(
+    model: nn.Module, optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor], captured: bool = False
+) -> None:
     """Create what an optimizer keeps, which it would do in its first iteration."""
     parameters = dict(model.named_parameters())
     for name, value in tensors.items():
@@ -50,8 +52,11 @@ def make_room(model: nn.Module, optimizer: torch.optim.Optimizer, tensors: dict[
             _, key, parameter = name.split(".", 2)
             if parameter in parameters:
                 own = parameters[parameter]
-                # Adam counts its steps on the host
-                room = torch.zeros_like(value, device=None if key == "step" else own.device)
+                if value.shape == own.shape and key != "step":  # it lies in memory as the parameter does
+                    room = torch.zeros_like(own, dtype=value.dtype, requires_grad=False)
+                else:  # Adam counts its steps on the host, unless captured
+                    at = None if key == "step" and not captured else own.device
+                    room = torch.zeros_like(value, device=at)
                 optimizer.state[own].setdefault(key, room)
 
 
