@@ -21,6 +21,7 @@ import gpu_timing
 import torch
 from engines_gpu import BLOCKS
 from table import write_csv
+from torch import Tensor
 from torch.nn import functional as F
 
 from torchpact.bench.blobs import smooth_noise
@@ -42,12 +43,7 @@ def candidates(channels: int) -> Iterator[Tiles]:
         memory = 2 * stages * k * (p + n)
         if not 8 <= p * n / (32 * warps) <= 128 or memory > 200_000 or (warps == 8 and p < 128):
             continue
-        if channels < 256:
-            yield Tiles(p, n, k, warps, stages, 8)
-        elif p < 256:
-            yield Tiles(p, n, k, warps, stages, 2)
-            for sharing in (3, 6, 12):
-                yield Tiles(p, n, k, warps, stages, 1, sharing)
+        yield Tiles(p, n, k, warps, stages, 8 if channels < 256 else 3)
 
 
 class Work:
@@ -69,20 +65,17 @@ class Work:
         self.weight = (torch.randn(9 * channels, channels) / 24).cuda().bfloat16()
         self.bias = torch.zeros(channels).cuda()
         self.sums = torch.zeros(batch, channels).cuda()
-        self.partial = torch.empty(2**26).cuda()
-        self.arrivals = torch.zeros(2**14, dtype=torch.int32).cuda()
         self.processors = torch.cuda.get_device_properties(0).multi_processor_count
 
     def convolve(self, tiles: Tiles, first: bool) -> None:
         """Queue one of the two convolutions of a unit."""
         channels, size, _ = self.shape
         places, count = self.lists[0 if first else 1], self.counts[0 if first else 1]
-        parts = channels // tiles.outputs
-        at_once = -(-tiles.programs * self.processors // parts)
-        programs = at_once if tiles.sharing else min(at_once, -(-self.goes_on.numel() // tiles.pixels))
-        convolve[(programs, parts)](
-            self.maps[0], self.weight, self.bias, self.maps[1], self.maps[1], self.sums, self.partial,
-            self.arrivals, places, count, self.goes_on.numel(), size, size,
+        parts = channels // (tiles.narrow or tiles.outputs)
+        programs = min(tiles.programs * self.processors, -(-self.goes_on.numel() // tiles.pixels) * parts)
+        convolve[(programs,)](
+            self.maps[0], self.weight, self.bias, self.maps[1], self.maps[1], self.sums, places, count,
+            self.goes_on.numel(), size, size, self.processors // 2,
             **constants(channels, size, tiles, first),
         )  # fmt: skip
 
@@ -90,7 +83,7 @@ class Work:
 def constants(channels: int, size: int, tiles: Tiles, first: bool) -> dict[str, Any]:
     return {
         "C": channels, "D": channels, "TAPS": 9, "P": tiles.pixels, "N": tiles.outputs, "K": tiles.inputs,
-        "ALL": False, "LAST": not first, "SUMS": size**2 > SMALL, "SHARING": tiles.sharing,
+        "NARROW": tiles.narrow, "ALL": False, "LAST": not first, "SUMS": size**2 > SMALL,
         "PRECISION": "tf32", "num_warps": tiles.warps, "num_stages": tiles.stages,
     }  # fmt: skip
 
@@ -100,7 +93,7 @@ def compile_ahead(job: tuple[int, int, Tiles, bool]) -> None:
     channels, size, tiles, first = job
     half, single, whole = torch.bfloat16, torch.float32, torch.int32
     convolve.warmup(
-        half, half, single, half, half, single, single, whole, whole, whole, 1, size, size,
+        half, half, single, half, half, single, whole, whole, 1, size, size, 1,
         grid=(1,), **constants(channels, size, tiles, first),
     )  # fmt: skip
 
@@ -128,8 +121,9 @@ def rows_of(shape: tuple[int, int, int], active: float) -> list[dict[str, object
     for first in (True, False):
         times = {tiles: measured(work, tiles, first) for tiles in candidates(channels)}
         for tiles in sorted(times, key=times.__getitem__)[:3]:  # how many programs matters less
-            for programs in (1, 2, 3, 4, 8):
-                other = tiles._replace(programs=programs)
+            halves = {0, tiles.outputs // 2 if channels > 128 else 0}
+            for programs, narrow in itertools.product((1, 2, 3, 4, 8), halves):
+                other = tiles._replace(programs=programs, narrow=narrow)
                 times[other] = measured(work, other, first)
         for tiles, time in times.items():
             share = work.share[0 if first else 1]
@@ -152,7 +146,16 @@ def small_kernels(shape: tuple[int, int, int], active: float) -> None:
     steps = torch.ones(pixels, dtype=torch.long, device="cuda")
     head = torch.randn(9 * channels, device="cuda")
     new = [torch.empty(pixels, dtype=torch.int32, device="cuda") for _ in range(3)]
-    ends = torch.zeros(4, dtype=torch.int32, device="cuda")
+    ends = torch.zeros(10, 4, dtype=torch.int32, device="cuda")
+    turns = itertools.cycle(range(10))
+
+    def from_zero() -> Tensor:
+        """Where to count from, zeroed for ten at once: on its own it would count for a kernel."""
+        turn = next(turns)
+        if turn == 0:
+            ends.zero_()
+        return ends[turn]
+
     columns = torch.zeros(channels, 16, device="cuda").bfloat16()  # nobody halts, however often asked
     products = torch.empty(pixels, 16, device="cuda")
     k = min(channels, 64)
@@ -166,28 +169,29 @@ def small_kernels(shape: tuple[int, int, int], active: float) -> None:
         )  # fmt: skip
 
     def lists(tile: int, warps: int, inputs: int) -> None:
-        ends.zero_()
+        counts = from_zero()
         prepare[(min(8 * work.processors, -(-pixels // tile)), 1)](
-            u, work.bias, work.bias, work.maps[1], work.goes_on, new[0], ends[0], pixels, new[0], ends[0],
-            new[1], ends[1], new[2], ends[2], size, size,
+            u, work.bias, work.bias, work.maps[1], work.goes_on, new[0], counts[0], pixels, new[0], counts[0],
+            new[1], counts[1], new[2], counts[2], size, size,
             C=channels, P=tile, K=min(inputs, channels), ALL=True, num_warps=warps,
         )  # fmt: skip
 
-    def both(tile: int, warps: int, inputs: int) -> None:
-        ends.zero_()
+    def both(tile: int, inputs: int, warps: int, stages: int) -> None:
         advance[(work.shape[2],)](
             u, columns, products, work.bias, single[0], spare, steps, single[0], single[1], single[2],
             single[3], single[0], 1, 1, 0.0, work.bias, work.bias, work.maps[1], new[0], new[1],
-            ends.view(torch.int64), pixels, size, size,
-            C=channels, P=tile, K=min(inputs, channels), ALL=False, SAMPLES=False, num_warps=warps,
+            from_zero().view(torch.int64), pixels, size, size,
+            C=channels, P=tile, K=inputs, ALL=False, SAMPLES=False,
+            LOOKS=False, num_warps=warps, num_stages=stages,
         )  # fmt: skip
 
     if size**2 <= SMALL and channels > 16:
         tile = max(16, 1 << (size**2 - 1).bit_length())
         spare.copy_(work.goes_on)
-        for warps, inputs in itertools.product((4, 8, 16), (32, 64)):
-            time = microseconds(partial(both, tile, warps, inputs))
-            print("advance", *shape, active, tile, warps, inputs, f"{time:.1f}", sep="\t")
+        for inputs, warps, stages in itertools.product((channels, channels // 4), (8, 16), (1, 4)):
+            if 2 * tile * inputs * stages < 200_000:
+                time = microseconds(partial(both, tile, inputs, warps, stages))
+                print("advance", *shape, active, tile, inputs, warps, stages, f"{time:.1f}", sep="\t")
         return
     for tile, warps in itertools.product((16, 32, 64), (2, 4, 8)):
         times = [microseconds(partial(ask, tile, warps, everyone)) for everyone in (True, False)]

@@ -10,11 +10,11 @@ from triton.compiler import ASTSource, compile
 
 from torchpact.engines.gpu_kernels import activate, convolve
 from torchpact.engines.gpu_lists import advance, decide, prepare
-from torchpact.engines.gpu_tiles import TILES
+from torchpact.engines.gpu_tiles import TILES, deciding
 
 MAPS = {"x", "y", "u", "old", "before"}
-INTEGERS = {"pixels", "height", "width", "iteration", "last"}
-POINTERS = {"goes_on": "*u8", "steps": "*i64", "counts": "*i64", "arrivals": "*i32"}
+INTEGERS = {"pixels", "height", "width", "iteration", "last", "few"}
+POINTERS = {"goes_on": "*u8", "steps": "*i64", "counts": "*i64"}
 
 
 def type_of(name: str, kernel: Any) -> str:
@@ -46,16 +46,19 @@ def compiled(kernel: Any, warps: int, stages: int = 3, **constants: Any) -> None
 
 def main() -> None:
     tiles, size = TILES[256][1], {"P": 64, "K": 32}
-    cut = {"P": tiles.pixels, "N": tiles.outputs, "K": tiles.inputs, "SHARING": tiles.sharing}
+    cut = {"P": tiles.pixels, "N": tiles.outputs, "K": tiles.inputs, "NARROW": tiles.narrow}
     common: dict[str, Any] = {"ALL": False, "PRECISION": "tf32"}
     compiled(
         convolve, tiles.warps, tiles.stages, C=256, D=256, TAPS=9, LAST=True, SUMS=False, **cut, **common
     )
-    compiled(convolve, 4, C=64, D=256, TAPS=1, LAST=True, SUMS=True, **(cut | {"SHARING": 0}), **common)
+    compiled(convolve, 4, C=64, D=256, TAPS=1, LAST=True, SUMS=True, **(cut | {"NARROW": 0}), **common)
     compiled(activate, 4, C=256, **size)
     compiled(decide, 4, C=64, ALL=False, SAMPLES=True, **size)
     compiled(prepare, 4, C=64, ALL=False, **size)
-    compiled(advance, 8, C=256, ALL=False, SAMPLES=False, **(size | {"P": 256}))
+    for looks in (False, True):
+        tiles = deciding(14 * 14, 256, size=2, room=227 * 1024, alone=not looks)
+        cut = {"P": tiles.pixels, "K": tiles.inputs, "LOOKS": looks}
+        compiled(advance, tiles.warps, tiles.stages, C=256, ALL=False, SAMPLES=False, **cut)
 
 
 if __name__ == "__main__":

@@ -16,14 +16,14 @@ from torch.nn import functional as F
 
 from torchpact.block import Ponder
 from torchpact.engines.folding import FoldedBlock, FoldedUnit, Runner, Unsupported, as_matrix
-from torchpact.engines.gpu_tiles import Tiles, fitting, tiles_for
+from torchpact.engines.gpu_tiles import Tiles, deciding, fitting, tiles_for
 from torchpact.models.units import HaltingHead
 from torchpact.modes import Discrete, Thresholded
 from torchpact.relaxation import logistic_noise
 
 SMALL = 256
 """Pixels of a map up to which one program decides for all of an image. With 64 images of 14×14 and 256
-channels two kernels took 21 µs, 13 to decide and 8 for lists; in one it is not measured yet."""
+channels two kernels took 21 µs, 13 to decide and 8 for lists; one took 12, and now waits for less."""
 
 SHARED_MEMORY = 64 * 1024
 """Bytes that a program may have where the device does not tell."""
@@ -68,13 +68,13 @@ class SparseGPUBlock:
         same = self.first.stride == 1 and not self.first.padding
         self.own_first = _Unit(self.first) if own_first and same else None
         self.slice = min(block.channels & -block.channels, 64)
-        self.processors, room = 1, SHARED_MEMORY
+        self.processors, self.room = 1, SHARED_MEMORY
         if block.weight.device.type == "cuda":
             device = torch.cuda.get_device_properties(block.weight.device)
             self.processors = device.multi_processor_count
-            room = getattr(device, "shared_memory_per_block_optin", room)
+            self.room = getattr(device, "shared_memory_per_block_optin", self.room)
         self.tiles = [
-            fitting((tiles or tiles_for(weight.size(0)))[1 if index else 0], weight, room)
+            fitting((tiles or tiles_for(weight.size(0)))[1 if index else 0], weight, self.room)
             for index, (weight, _) in enumerate(block.units[-1].convolutions)
         ]
         self.widths = [weight.size(1) for weight, _ in block.units[-1].convolutions]
@@ -152,12 +152,8 @@ class _Run:
         self.pixels = shape.numel()
         self.small = self.pixels > 0 and shape[1] * shape[2] <= block.small
         self._make_notes(shape, device)
-        arrivals, sizes = zip(*(self._room(*each) for each in self._cut()), strict=True)
-        self.partial = torch.empty(max(sizes), dtype=torch.float32, device=device)
-        # all that starts from zero, in one: for each unit how many pixels are active, near and far
-        zeros = torch.zeros(len(block.units) * 4 + max(arrivals), dtype=torch.int32, device=device)
-        self.counts = zeros[: len(block.units) * 4].view(-1, 4)
-        self.arrivals = zeros[len(block.units) * 4 :]
+        # for each unit how many pixels are active, near and far
+        self.counts = torch.zeros(len(block.units), 4, dtype=torch.int32, device=device)
         # room for lists; small maps have none of far pixels. All at addresses alike, or else kernels would be
         # compiled for unlike ones
         shape_of_lists = (2 if self.small else 4, -(-self.pixels // 4) * 4)
@@ -182,10 +178,11 @@ class _Run:
         self.goes_on = torch.empty(shape, dtype=torch.uint8, device=device)
 
     def _first_unit(self, unit: _Unit) -> None:
-        tile, given = 64, self.u
-        channels = given.size(3)
+        given, channels = self.u, self.u.size(3)
+        inputs = min(channels & -channels, 256)
+        tile = 4096 // inputs
         self.kernels.activate[(max(1, -(-self.pixels // tile)),)](
-            given, unit.scale, unit.shift, self.maps[0], self.pixels, C=channels, P=tile, K=self.block.slice
+            given, unit.scale, unit.shift, self.maps[0], self.pixels, C=channels, P=tile, K=inputs
         )
         self.u = torch.empty_like(given)
         self.residual(unit, given)
@@ -202,13 +199,15 @@ class _Run:
         block, (images, height, width, channels) = self.block, self.u.shape
         counts, (near, active) = self.counts[index], self.room
         self.lists, self.lengths = (near, near, active), (counts[1], counts[1], counts[0])
-        tile = max(16, 1 << (height * width - 1).bit_length())
+        alone = images <= block.processors
+        tiles = deciding(height * width, channels, self.u.element_size(), block.room, alone)
         self.deciding.advance[(images,)](
             self.u, head.columns, self.maps[1].view(torch.float32), head.pooled_bias,
             block.noise(self.survival), *self._noted(index), unit.scale, unit.shift, self.maps[0],
             near, active, counts[:2].view(torch.int64), self.pixels, height, width,
-            C=channels, P=min(tile, 256), K=min(block.slice, 32), ALL=index == 0,
-            SAMPLES=isinstance(block.mode, Discrete), num_warps=8,
+            C=channels, P=tiles.pixels, K=tiles.inputs, ALL=index == 0,
+            SAMPLES=isinstance(block.mode, Discrete), LOOKS=not alone,
+            num_warps=tiles.warps, num_stages=tiles.stages,
         )  # fmt: skip
 
     def decide(self, index: int, head: _Head) -> None:
@@ -245,34 +244,20 @@ class _Run:
         old, outputs = self.u if everywhere is None else everywhere, [*self.maps[1:], self.u]
         for index, (weight, bias, taps) in enumerate(unit.convolutions):
             tiles, which = self.block.tiles[index], 2 if index else 1
-            self.kernels.convolve[self._programs(tiles, weight.size(1))](
+            parts = weight.size(1) // (tiles.narrow or tiles.outputs)
+            self.kernels.convolve[self._grid(tiles.pixels, tiles.programs, parts)](
                 self.maps[index], weight, unit.scale if bias is None else bias, outputs[index], old,
-                self.sums, self.partial, self.arrivals, self.lists[which], self.lengths[which], self.pixels,
-                height, width,
+                self.sums, self.lists[which], self.lengths[which], self.pixels, height, width,
+                self.block.processors // 2,
                 C=self.maps[index].size(3), D=weight.size(1), TAPS=taps,
-                P=tiles.pixels, N=tiles.outputs, K=tiles.inputs,
-                ALL=everywhere is not None, LAST=index == last, SUMS=not self.small, SHARING=tiles.sharing,
+                P=tiles.pixels, N=tiles.outputs, K=tiles.inputs, NARROW=tiles.narrow,
+                ALL=everywhere is not None, LAST=index == last, SUMS=not self.small,
                 PRECISION=self.block.precision, num_warps=tiles.warps, num_stages=tiles.stages,
             )  # fmt: skip
 
-    def _cut(self) -> list[tuple[Tiles, int]]:
-        """Return the tiles and the outputs of each convolution."""
-        return [*zip(self.block.tiles, [*self.block.widths[1:], self.u.size(3)], strict=True)]
-
-    def _programs(self, tiles: Tiles, outputs: int) -> tuple[int, int]:
-        return self._grid(tiles.pixels, tiles.programs, outputs // tiles.outputs, tiles.sharing > 0)
-
-    def _room(self, tiles: Tiles, outputs: int) -> tuple[int, int]:
-        """Tiles that programs may share, and the sums that they leave for each other, two tiles a program."""
-        if not tiles.sharing:
-            return 1, 0
-        programs, parts = self._programs(tiles, outputs)
-        return parts * -(-self.pixels // tiles.pixels), 2 * programs * parts * tiles.pixels * tiles.outputs
-
-    def _grid(self, tile: int, programs: int, parts: int = 1, shared: bool = False) -> tuple[int, int]:
-        """As many programs as run at once or, unless tiles are shared, as there are tiles."""
-        at_once = -(-programs * self.block.processors // parts)
-        return at_once if shared else max(1, min(at_once, -(-self.pixels // tile))), parts
+    def _grid(self, tile: int, programs: int, parts: int = 1) -> tuple[int]:
+        """As many programs as run at once, or as there are tiles, in so many ``parts`` each."""
+        return (max(1, min(programs * self.block.processors, -(-self.pixels // tile) * parts)),)
 
     def ponder(self) -> Ponder:
         """Return what was decided."""

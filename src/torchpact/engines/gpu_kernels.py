@@ -62,11 +62,11 @@ def raise_rows(  # type: ignore[no-untyped-def]
         tl.store(before + row + k[None, :], raised.to(before.dtype.element_ty), mask=there[:, None])
 
 
-@triton.jit(do_not_specialize=["pixels"])  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize=["pixels", "few"])  # type: ignore[untyped-decorator]
 def convolve(  # type: ignore[no-untyped-def]
-    x, weight, bias, y, old, sums, partial, arrivals, places, count, pixels, height, width,
+    x, weight, bias, y, old, sums, places, count, pixels, height, width, few,
     C: tl.constexpr, D: tl.constexpr, TAPS: tl.constexpr, P: tl.constexpr, N: tl.constexpr, K: tl.constexpr,
-    ALL: tl.constexpr, LAST: tl.constexpr, SUMS: tl.constexpr, SHARING: tl.constexpr, PRECISION: tl.constexpr,
+    NARROW: tl.constexpr, ALL: tl.constexpr, LAST: tl.constexpr, SUMS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """A convolution of C channels to D, 3×3 or 1×1, at the listed pixels, and what comes after it.
 
@@ -74,35 +74,48 @@ def convolve(  # type: ignore[no-untyped-def]
     in ``y`` and, with ``SUMS``, adds what is new to ``sums``, which has a row for every image; with ``ALL``
     that is everything.
 
-    A tile takes as many turns as it has products. Programs take whole tiles, unless some would wait for the
-    last ones for longer than ``SHARING`` turns: then each has the same number of turns, wherever they begin
-    and end. A program leaves the sums of a tile that it does not have all of in ``partial``, and the one that
-    comes last, by ``arrivals``, adds them up, always in the same order.
+    Where there are no more than so ``few`` tiles, they have ``NARROW`` outputs, if any, so that more programs
+    have one.
     """
     total = pixels if ALL else tl.load(count)
-    tiles, programs, program = tl.cdiv(total, P), tl.num_programs(0), tl.program_id(0)
-    n = tl.program_id(1) * N + tl.arange(0, N)
+    if NARROW > 0:
+        tiles = tl.cdiv(total, P) * (D // N)
+        if tiles <= few:
+            _tiles(
+                x, weight, bias, y, old, sums, places, total, height, width,
+                C, D, TAPS, P, NARROW, K, ALL, LAST, SUMS, PRECISION,
+            )  # fmt: skip
+            return
+    _tiles(
+        x, weight, bias, y, old, sums, places, total, height, width,
+        C, D, TAPS, P, N, K, ALL, LAST, SUMS, PRECISION,
+    )  # fmt: skip
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _tiles(  # type: ignore[no-untyped-def]
+    x, weight, bias, y, old, sums, places, total, height, width,
+    C: tl.constexpr, D: tl.constexpr, TAPS: tl.constexpr, P: tl.constexpr, N: tl.constexpr, K: tl.constexpr,
+    ALL: tl.constexpr, LAST: tl.constexpr, SUMS: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """The tiles of one program.
+
+    They are numbered through all pixels and outputs: programs of low numbers run on multiprocessors of their
+    own, so that two of these have a tile each before one has two. With numbers of pixels alone it took
+    19.7 µs, not 13.7, to convolve 256 channels at a quarter of 64 maps of 14×14 on an H200.
+    """
     k = tl.arange(0, K)
     slices: tl.constexpr = C // K
-    turns: tl.constexpr = TAPS * slices
-    weights_at = weight + k[:, None] * D + n[None, :]
-    at, stop, evenly, share = program * turns, tiles * turns, False, turns
-    if SHARING > 0:
-        share = tl.maximum(tl.cdiv(stop, programs), SHARING)  # of less than that there is nothing to gain
-        evenly = share + SHARING < tl.cdiv(tiles, programs) * turns
-        at = tl.where(evenly, program * share, at)
-        stop = tl.where(evenly, tl.minimum(stop, at + share), stop)
-    while at < stop:
-        tile, begin, end = at // turns, 0, turns
-        if SHARING > 0:
-            begin = at % turns
-            end = tl.minimum(turns, begin + stop - at)
-        pixel, there = listed(places, tile, total, P, ALL)
+    parts: tl.constexpr = D // N
+    for tile in range(tl.program_id(0), tl.cdiv(total, P) * parts, tl.num_programs(0)):
+        pixel, there = listed(places, tile // parts, total, P, ALL)
+        n = tile % parts * N + tl.arange(0, N)
         inside = neighbours(pixel, there, height, width)
         inputs_at = x + pixel.to(tl.int64)[:, None] * C + k[None, :]
+        weights_at = weight + k[:, None] * D + n[None, :]
         result = tl.zeros((P, N), tl.float32)
         # one loop over taps and slices, so that loads of the next run ahead of products
-        for turn in range(begin, end):
+        for turn in range(TAPS * slices):
             if TAPS == 9:
                 tap = turn // slices
                 offset = ((tap // 3 - 1) * width + tap % 3 - 1) * C + turn % slices * K
@@ -113,57 +126,18 @@ def convolve(  # type: ignore[no-untyped-def]
             inputs = tl.load(inputs_at + offset, mask=mask, other=0.0)
             weights = tl.load(weights_at + turn * (K * D))
             result = tl.dot(inputs, weights, result, input_precision=PRECISION)
-        complete = end - begin == turns
-        if SHARING > 0:  # noqa: SIM102 — only one of the two is known when it is compiled
-            if end - begin < turns:
-                # who has a part of this tile; of the two parts a program may have, only one begins a tile
-                first, last = tile * turns // share, (tile * turns + turns - 1) // share
-                slots = partial + tl.program_id(1).to(tl.int64) * programs * (2 * P * N)
-                arrival = arrivals + tl.program_id(1) * tiles + tile
-                slot = 2 * program + tl.where(program == first, 1, 0)
-                complete = _leave(result, slots, arrival, slot, last - first + 1, P, N)
-                if complete:
-                    result = _add_up(slots, first, last, P, N)
-        at += tl.where(evenly, end - begin, programs * turns)
-        if complete:
-            target = pixel.to(tl.int64)[:, None] * D + n[None, :]
-            if LAST:
-                before = tl.load(old + target, mask=there[:, None], other=0.0).to(tl.float32)
-                after = (before + result).to(y.dtype.element_ty)
-                tl.store(y + target, after, mask=there[:, None])
-                if SUMS:
-                    image = tl.where(there, pixel // (height * width), -1)
-                    added = after.to(tl.float32) if ALL else after.to(tl.float32) - before
-                    _add_by_image(sums, added, image, n, D)
-            else:
-                result = relu(result + tl.load(bias + n)[None, :])
-                tl.store(y + target, result.to(y.dtype.element_ty), mask=there[:, None])
-
-
-@triton.jit  # type: ignore[untyped-decorator]
-def _leave(  # type: ignore[no-untyped-def]
-    result, partial, arrival, slot, parts, P: tl.constexpr, N: tl.constexpr
-):
-    """Leave sums in a slot, and say whether they were the last of the parts of their tile."""
-    cell = tl.arange(0, P)[:, None] * N + tl.arange(0, N)[None, :]
-    tl.store(partial + slot * (P * N) + cell, result)
-    tl.debug_barrier()  # all threads have stored theirs before one says so
-    last = tl.atomic_add(arrival, 1, sem="acq_rel") == parts - 1
-    if last:
-        tl.store(arrival, 0)  # for the next convolution
-    return last
-
-
-@triton.jit  # type: ignore[untyped-decorator]
-def _add_up(partial, first, last, P: tl.constexpr, N: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Return the sum of what these programs left of a tile."""
-    cell = tl.arange(0, P)[:, None] * N + tl.arange(0, N)[None, :]
-    result = tl.zeros((P, N), tl.float32)
-    for program in range(first, last + 1):
-        slot = 2 * program + tl.where(program == first, 1, 0)
-        # past the first cache, which does not see what other multiprocessors write
-        result += tl.load(partial + slot * (P * N) + cell, cache_modifier=".cg")
-    return result
+        target = pixel.to(tl.int64)[:, None] * D + n[None, :]
+        if LAST:
+            before = tl.load(old + target, mask=there[:, None], other=0.0).to(tl.float32)
+            after = (before + result).to(y.dtype.element_ty)
+            tl.store(y + target, after, mask=there[:, None])
+            if SUMS:
+                image = tl.where(there, pixel // (height * width), -1)
+                added = after.to(tl.float32) if ALL else after.to(tl.float32) - before
+                _add_by_image(sums, added, image, n, D)
+        else:
+            result = relu(result + tl.load(bias + n)[None, :])
+            tl.store(y + target, result.to(y.dtype.element_ty), mask=there[:, None])
 
 
 @triton.jit  # type: ignore[untyped-decorator]

@@ -7,7 +7,7 @@ neighbours of these, the far ones. Lists of ``gpu_kernels``, and its letters.
 import triton
 import triton.language as tl
 
-from torchpact.engines.gpu_kernels import listed, neighbours, raise_rows
+from torchpact.engines.gpu_kernels import listed, neighbours, raise_rows, relu
 
 
 @triton.jit(do_not_specialize=["pixels", "iteration"])  # type: ignore[untyped-decorator]
@@ -34,17 +34,17 @@ def decide(  # type: ignore[no-untyped-def]
         logit = tl.sum(products, 1) + tl.load(pooled_bias)
         logit += _pooled_by_image(sums, pooled_weight, image, C, P, K) / (height * width)
         _note(
-            logit, pixel, there, noise, pixels, goes_on, steps, cost, probs, survival, expected, log_q,
+            logit, pixel, there, there, noise, pixels, goes_on, steps, cost, probs, survival, expected, log_q,
             iteration, last, bound, P, ALL, SAMPLES,
         )  # fmt: skip
 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _note(  # type: ignore[no-untyped-def]
-    logit, pixel, there, noise, pixels, goes_on, steps, cost, probs, survival, expected, log_q,
+    logit, pixel, there, asked, noise, pixels, goes_on, steps, cost, probs, survival, expected, log_q,
     iteration, last, bound, P: tl.constexpr, ALL: tl.constexpr, SAMPLES: tl.constexpr,
 ):  # fmt: skip
-    """Turn logits into decisions, and add them to what is known of pixels.
+    """Turn logits into decisions, and add them to what is known of the pixels that are asked.
 
     ``probs`` has a row of all pixels for each iteration up to the ``last``; the first decision fills all.
     """
@@ -58,24 +58,24 @@ def _note(  # type: ignore[no-untyped-def]
         )
         if not ALL:
             log += tl.load(log_q + pixel, mask=there, other=0.0)
-        tl.store(log_q + pixel, log, mask=there)
+        tl.store(log_q + pixel, log, mask=asked)
     else:
         go = ~(logit > bound)  # also where it is NaN, as dense modes have it
     so_far = tl.full((P,), 1.0, tl.float32)
     stride = tl.zeros((P,), tl.int64) + pixels
     if ALL:
         for later in range(iteration, last):
-            tl.store(probs + later * stride + pixel, so_far, mask=there)
+            tl.store(probs + later * stride + pixel, so_far, mask=asked)
     else:
         left *= tl.load(survival + pixel, mask=there, other=0.0)
         so_far = tl.load(expected + pixel, mask=there, other=0.0)
-    tl.store(survival + pixel, left, mask=there)
-    tl.store(expected + pixel, so_far + left, mask=there)
-    tl.store(probs + (iteration - 1) * stride + pixel, halt, mask=there)
-    tl.store(goes_on + pixel, go.to(tl.uint8), mask=there)
+    tl.store(survival + pixel, left, mask=asked)
+    tl.store(expected + pixel, so_far + left, mask=asked)
+    tl.store(probs + (iteration - 1) * stride + pixel, halt, mask=asked)
+    tl.store(goes_on + pixel, go.to(tl.uint8), mask=asked)
     ran = iteration + go.to(tl.int64)
-    tl.store(steps + pixel, ran, mask=there)
-    tl.store(cost + pixel, ran.to(tl.float32), mask=there)
+    tl.store(steps + pixel, ran, mask=asked)
+    tl.store(cost + pixel, ran.to(tl.float32), mask=asked)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -150,16 +150,22 @@ def advance(  # type: ignore[no-untyped-def]
     goes_on, steps, cost, probs, survival, expected, log_q, iteration, last, bound,
     scale, shift, before, near_list, active_list, counts, pixels, height, width,
     C: tl.constexpr, P: tl.constexpr, K: tl.constexpr, ALL: tl.constexpr, SAMPLES: tl.constexpr,
+    LOOKS: tl.constexpr,
 ):  # fmt: skip
     """Decide and prepare at once, by a program for each image, whose threads wait for each other.
 
     ``weight`` is a matrix of (C, 16): the nine taps of the head's convolution, then what the mean of the
     image is multiplied by. A logit is a sum of ``products`` of pixels with these. ``counts`` has that of
     active pixels in its lower half, that of near ones in its upper.
+
+    What takes time is loads that wait for each other, hence few of these: pixels are put through the batch
+    norm while they are at hand, before anyone knows which the convolution looks at; what is known of them is
+    loaded whether they are asked or not; and a program ``LOOKS`` whether anyone of its image goes on only if
+    another one waits for its place.
     """
     image = tl.program_id(0)
     size = height * width
-    if not ALL:
+    if LOOKS and not ALL:
         alive = tl.zeros((P,), tl.uint8)
         for start in range(0, size, P):
             pixel, there = _of_image(image, start, size, P)
@@ -169,31 +175,30 @@ def advance(  # type: ignore[no-untyped-def]
     total = tl.zeros((16,), tl.float32)
     for start in range(0, size, P):
         pixel, there = _of_image(image, start, size, P)
-        total += _project(u, weight, products, pixel, there, C, P, K)
+        total += _project(u, weight, products, scale, shift, before, pixel, there, C, P, K)
     pooled = tl.sum(tl.where(tl.arange(0, 16) == 9, total, 0.0), 0) / size + tl.load(pooled_bias)
     tl.debug_barrier()
     for start in range(0, size, P):
         pixel, there = _of_image(image, start, size, P)
-        if not ALL:
-            there = there & (tl.load(goes_on + pixel, mask=there, other=0) != 0)
+        asked = there if ALL else tl.load(goes_on + pixel, mask=there, other=0) != 0
         inside = neighbours(pixel, there, height, width)
         logit = tl.zeros((P,), tl.float32) + pooled
         for tap in tl.static_range(9):
             at = pixel + (tap // 3 - 1) * width + tap % 3 - 1
             logit += tl.load(products + at * 16 + tap, mask=((inside >> tap) & 1) != 0, other=0.0)
         _note(
-            logit, pixel, there, noise, pixels, goes_on, steps, cost, probs, survival, expected, log_q,
+            logit, pixel, there, asked, noise, pixels, goes_on, steps, cost, probs, survival, expected, log_q,
             iteration, last, bound, P, ALL, SAMPLES,
         )  # fmt: skip
     tl.debug_barrier()
     for start in range(0, size, P):
         pixel, there = _of_image(image, start, size, P)
-        own, near, seen = _active_around(goes_on, pixel, there, height, width)
-        both = (tl.sum(near, 0).to(tl.int64) << 32) + tl.sum(own, 0)
-        starts = tl.atomic_add(counts, both, sem="relaxed")  # one for both lists: each takes its time
-        _append(near_list, (starts >> 32).to(tl.int32), pixel, near)
-        _append(active_list, starts.to(tl.int32), pixel, own)
-        raise_rows(u, scale, shift, before, pixel, seen > 0, C, K)
+        own, near = _near_active(goes_on, pixel, there, height, width)
+        # counts of both lists in one number: what all threads add up takes its time
+        both = (near.to(tl.int64) << 32) + own
+        end = tl.atomic_add(counts, tl.sum(both, 0), sem="relaxed") + tl.cumsum(both, 0)
+        tl.store(near_list + (end >> 32) - 1, pixel, mask=near > 0)
+        tl.store(active_list + (end & 0xFFFFFFFF) - 1, pixel, mask=own > 0)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -204,15 +209,34 @@ def _of_image(image, start, size, P: tl.constexpr):  # type: ignore[no-untyped-d
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _project(  # type: ignore[no-untyped-def]
-    u, weight, products, pixel, there, C: tl.constexpr, P: tl.constexpr, K: tl.constexpr
+    u, weight, products, scale, shift, before, pixel, there, C: tl.constexpr, P: tl.constexpr, K: tl.constexpr
 ):
-    """Leave the products of pixels with each column of weights, and return their sums."""
+    """Leave the products of pixels with each column of weights, and return their sums.
+
+    On the way it leaves relu(scale·u + shift) in ``before``.
+    """
     k, t = tl.arange(0, K), tl.arange(0, 16)
     row = pixel.to(tl.int64)[:, None]
     result = tl.zeros((P, 16), tl.float32)
     for part in range(0, C, K):
-        inputs = tl.load(u + row * C + part + k[None, :], mask=there[:, None], other=0.0)
+        at = row * C + part + k[None, :]
+        inputs = tl.load(u + at, mask=there[:, None], other=0.0)
         weights = tl.load(weight + (part + k[:, None]) * 16 + t[None, :])
+        scales, shifts = tl.load(scale + part + k)[None, :], tl.load(shift + part + k)[None, :]
         result = tl.dot(inputs, weights, result, input_precision="ieee")
+        raised = relu(inputs.to(tl.float32) * scales + shifts)
+        tl.store(before + at, raised.to(before.dtype.element_ty), mask=there[:, None])
     tl.store(products + row * 16 + t[None, :], result, mask=there[:, None])
     return tl.sum(result, 0)
+
+
+@triton.jit
+def _near_active(goes_on, pixel, there, height, width):  # type: ignore[no-untyped-def]
+    """Whether a pixel goes on, or any of its 3×3 neighbours."""
+    inside = neighbours(pixel, there, height, width)
+    own = tl.load(goes_on + pixel, mask=there, other=0).to(tl.int32)
+    near = own
+    for tap in tl.static_range(9):
+        at = pixel + (tap // 3 - 1) * width + tap % 3 - 1
+        near |= tl.load(goes_on + at, mask=((inside >> tap) & 1) != 0, other=0).to(tl.int32)
+    return own, near
