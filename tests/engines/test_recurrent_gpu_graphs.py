@@ -1,4 +1,4 @@
-"""Recurrent layers in CUDA graphs, as AdaptiveRNN chooses them, against its loop."""
+"""Recurrent layers on a GPU, by clusters and in CUDA graphs, as AdaptiveRNN chooses, against its loop."""
 
 import threading
 
@@ -6,13 +6,22 @@ import pytest
 import torch
 
 from tests.engines.recurrent_layers import CELLS, decided, lively, random, states
-from torchpact.engines import recurrent_gpu
+from torchpact.engines import recurrent_cluster, recurrent_gpu
 from torchpact.models import StackedRNN
 
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device: graphs"),
 ]
+
+
+@pytest.fixture
+def without_clusters(monkeypatch):
+    monkeypatch.setattr(recurrent_gpu, "clusters_for", lambda *_: None)
+
+
+def have_clusters():
+    return torch.cuda.get_device_capability() >= (9, 0)
 
 
 def alike(rnn, x, **options):
@@ -35,7 +44,7 @@ def alike(rnn, x, **options):
 
 @pytest.mark.parametrize("cell", CELLS)
 @pytest.mark.parametrize(("hidden", "batch"), [(128, 1), (100, 64), (512, 700), (1500, 130), (37, 3000)])
-def test_graphs_are_the_loop(cell, hidden, batch):
+def test_graphs_are_the_loop(cell, hidden, batch, without_clusters):
     torch.manual_seed(0)
     rnn = lively(cell, hidden, max_steps=5, batch_first=True)
     for time in (6, 9):
@@ -50,9 +59,56 @@ def test_graphs_are_the_loop(cell, hidden, batch):
     assert recurrent_gpu._MADE[rnn.block] is not engine
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_graphs_in_half_precision(dtype):
+@pytest.mark.parametrize("cell", CELLS)
+@pytest.mark.parametrize(("hidden", "batch"), [(20, 300), (128, 64), (200, 1500), (512, 64), (400, 320)])
+def test_clusters_are_the_loop(cell, hidden, batch):
+    if not have_clusters():
+        pytest.skip("needs a device with clusters: Hopper or later")
     torch.manual_seed(0)
+    rnn = lively(cell, hidden, max_steps=5, batch_first=True)
+    for time in (6, 9):
+        alike(rnn, random(batch, time, 3))
+        alike(rnn, random(batch, time, 3), lengths=torch.randint(1, time + 1, (batch,)))
+    alike(rnn, random(1, 7, 3))
+    engine = recurrent_gpu._MADE[rnn.block]
+    assert engine.problem is None
+    assert engine._clusters is not None
+    assert not engine._lanes
+    x = random(batch, 4, 3)
+    with torch.no_grad():
+        first, again = rnn(x), rnn(x)
+    assert torch.equal(first[0], again[0])
+
+
+def test_clusters_see_weights_that_change():
+    torch.manual_seed(2)
+    rnn, x = lively(hidden=64, batch_first=True), random(30, 4, 3)
+    first = alike(rnn, x)
+    for parameter in rnn.parameters():
+        parameter.data.view(-1)[::3] += 0.1
+    second = alike(rnn, x)
+    assert (first[0] - second[0]).abs().max() > 1e-3
+
+
+def test_where_there_is_no_compiler_for_clusters_there_are_graphs(monkeypatch):
+    def refuse(*_):
+        raise RuntimeError("no")
+
+    torch.manual_seed(0)
+    monkeypatch.setattr(recurrent_cluster, "_loaded", refuse)
+    rnn = lively(hidden=64, batch_first=True)
+    alike(rnn, random(30, 4, 3))
+    engine = recurrent_gpu._MADE[rnn.block]
+    assert engine._clusters is None
+    assert engine._lanes
+
+
+@pytest.mark.parametrize("clusters", [True, False])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision(dtype, clusters, monkeypatch):
+    torch.manual_seed(0)
+    if not clusters:
+        monkeypatch.setattr(recurrent_gpu, "clusters_for", lambda *_: None)
     rnn, x = lively(hidden=128).to(dtype), random(5, 64, 3, dtype=dtype)
     with torch.no_grad():
         fast = rnn(x)
@@ -78,8 +134,11 @@ def test_layers_upon_layers_in_inference_mode():
         torch.testing.assert_close(stacked(x)[0], first)
 
 
-def test_several_threads_on_streams_of_their_own():
+@pytest.mark.parametrize("clusters", [True, False])
+def test_several_threads_on_streams_of_their_own(clusters, monkeypatch):
     torch.manual_seed(0)
+    if not clusters:
+        monkeypatch.setattr(recurrent_gpu, "clusters_for", lambda *_: None)
     rnn, inputs = lively(hidden=64, batch_first=True), [random(50, 8, 3) for _ in range(4)]
     expected = [alike(rnn, x)[0] for x in inputs]
     found = [None] * len(inputs)
@@ -100,7 +159,7 @@ def test_several_threads_on_streams_of_their_own():
         torch.testing.assert_close(one, other)
 
 
-def test_what_cannot_be_captured_is_started_one_by_one(monkeypatch):
+def test_what_cannot_be_captured_is_started_one_by_one(monkeypatch, without_clusters):
     def refuse(*_, **__):
         raise RuntimeError("no")
 

@@ -1,8 +1,10 @@
 """Recurrent layers on a GPU: who halts goes on to the next input, whoever else still ponders.
 
 As on a CPU (:mod:`~torchpact.engines.recurrent`), sequences do not keep step. The inputs' part of all gates
-is one matrix product; then every iteration moves all rows that are under way: a product by cuBLAS, in the
-precision that torch is set to for it, and one Triton kernel that does the rest (``recurrent_gpu_lane``).
+is one matrix product. Layers of up to 512 units are then read by one launch, on GPUs that have clusters, if
+the batch is not too large (``recurrent_cluster``). For others every iteration moves all rows that are under
+way: a product by cuBLAS, in the precision that torch is set to for it, and one Triton kernel that does the
+rest (``recurrent_gpu_lane``).
 
 For torch's own cells with a halting unit, thresholded, in single and half precision. The weights are read
 where they are, so that changes need no notice; graphs are made anew when a weight is another tensor. For all
@@ -26,6 +28,7 @@ from torchpact._state import State
 from torchpact.block import AdaptiveBlock, Ponder
 from torchpact.engines.native import switched_off
 from torchpact.engines.recurrent import KINDS, _never_halts
+from torchpact.engines.recurrent_cluster import Clusters, clusters_for
 from torchpact.engines.recurrent_gpu_lane import Cell, Lane, Piece, Result, pieces_of, rung
 from torchpact.models.cells import HaltingUnit, Transition
 from torchpact.modes import Mode, Thresholded
@@ -71,11 +74,13 @@ def fitting_weights(block: AdaptiveBlock, mode: Mode, data: Tensor) -> Weights |
         return None
     if torch.is_autocast_enabled(data.device.type) or torch._C._len_torch_dispatch_stack():
         return None
-    weights: Weights = []
-    for module in block.modules():
-        if module._forward_hooks or module._forward_pre_hooks:
-            return None
-        weights += [p for p in module._parameters.values() if p is not None]
+    # not by modules(), which takes longer than to launch a kernel
+    made_of = [block, block.steps, block.steps[0], block.halting, cell, head]
+    if isinstance(head, HaltingUnit):
+        made_of.append(head.linear)
+    if any(module._forward_hooks or module._forward_pre_hooks for module in made_of):
+        return None
+    weights = [p for module in made_of for p in module._parameters.values() if p is not None]
     like = data.dtype, data.device, True
     return weights if all((p.dtype, p.device, p.is_contiguous()) == like for p in weights) else None
 
@@ -113,6 +118,8 @@ class RecurrentGPU:
         self.cell, self.head, self.max_steps = *map(ref, _parts_of(block)), block.max_steps
         self._weights = [(ref(p), p.data_ptr()) for p in weights]
         self._plan: _Plan | None = None
+        self._clusters: Clusters | None = None
+        self._asked_for_clusters = False
         self._lanes: OrderedDict[Any, Lane] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -132,7 +139,7 @@ class RecurrentGPU:
         """Whether such a batch can be read; makes buffers and graphs for it where there are none."""
         if self.problem is None and batch:
             try:
-                self._lane(batch)
+                self._reader(batch)
             except torch.OutOfMemoryError:
                 return False
             except Exception as error:  # Triton, and the C compiler that it calls, raise what they like
@@ -151,11 +158,11 @@ class RecurrentGPU:
         return result.output, result.final, result.ponder
 
     def _read(self, cell: Cell, data: Tensor, sizes: Tensor, result: Result, bound: float) -> None:
-        lane = self._lane(int(sizes[0]))
+        reader = self._reader(int(sizes[0]))
         from_input = cell.weight_ih[:, :-1].contiguous()  # rows of odd lengths make products slow
         for piece in self._pieces(sizes, max(_most_inputs(data) // len(from_input), 1)):
             inputs = F.linear(data[piece.rows], from_input, cell.bias_ih).contiguous()
-            lane.read(inputs, piece, result, bound)
+            reader.read(inputs, piece, result, bound)
 
     def _pieces(self, sizes: Tensor, most: int) -> list[Piece]:
         """Those of the last call, if this one is alike."""
@@ -163,6 +170,17 @@ class RecurrentGPU:
         if plan is None or plan.most != most or not torch.equal(plan.sizes, sizes):
             self._plan = plan = _Plan(sizes.clone(), most, pieces_of(sizes, most))
         return plan.pieces
+
+    def _reader(self, batch: int) -> Clusters | Lane:
+        """What reads a batch of this size."""
+        with self._lock:
+            if not self._asked_for_clusters:
+                cell = self.cell()
+                assert isinstance(cell, Cell)
+                self._clusters = clusters_for(cell, self.head(), self.max_steps)
+                self._asked_for_clusters = True
+        clusters = self._clusters
+        return clusters if clusters is not None and batch <= clusters.most_rows else self._lane(batch)
 
     def _lane(self, batch: int) -> Lane:
         """Buffers and graphs for a batch of this size or a little more, of the last few that were used."""

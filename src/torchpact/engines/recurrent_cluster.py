@@ -1,0 +1,248 @@
+"""Recurrent layers of up to 512 units on a GPU with clusters (Hopper and later): one launch reads everything.
+
+The kernel is ``recurrent_cluster.cu``: a cluster of 1 to 16 multiprocessors keeps the recurrent weights in
+registers and reads its share of the sequences alone, each at its own pace. Sums of products are in single
+precision, as exact as without tensor cores, whatever torch is set to. Compiled by NVRTC on first use.
+"""
+
+import ctypes
+import hashlib
+from collections.abc import Callable
+from ctypes import POINTER, Structure, byref, c_float, c_int, c_uint, c_void_p
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from torchpact import _state
+from torchpact._files import user_cache, write_whole
+from torchpact.engines.folding import Unsupported
+from torchpact.engines.onchip.driver import _check, driver
+from torchpact.engines.onchip.nvrtc import STANDARD, compiler
+from torchpact.engines.recurrent import KINDS
+from torchpact.engines.recurrent_gpu_lane import Cell, Piece, Result
+from torchpact.models.cells import HaltingUnit
+
+SOURCE = Path(__file__).with_suffix(".cu")
+THREADS = 256
+MOST_UNITS = 512
+"""A cluster has at most 16 CTAs, of 32 units each."""
+MOST_WORK = {4: 1 << 27, 2: 1 << 25}
+"""How many products an iteration may take for each gate, by the bytes of a number. Where there are more,
+cuBLAS is as fast or faster, with tensor cores in half precision."""
+NUMBERS = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
+_SHARED, _LARGE_CLUSTER = (
+    8,
+    14,
+)  # of cuda.h: CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_…, _NON_PORTABLE_CLUSTER_SIZE_ALLOWED
+_CLUSTER = 4  # CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+
+
+class Shape(NamedTuple):
+    """What the kernel is compiled for: the macros of its source."""
+
+    kind: int
+    gates: int
+    units: int
+    ctas: int
+    slots: int
+    numbers: int
+
+    @property
+    def macros(self) -> dict[str, int]:
+        """By their names."""
+        return {name.upper(): value for name, value in self._asdict().items()}
+
+    @property
+    def shared_bytes(self) -> int:
+        """Of shared memory of a CTA, as the source lays it out."""
+        in_memory = max(self.ctas - 8, 0) * THREADS or 1
+        padded = 32 * self.ctas
+        numbers = self.slots * (2 * (padded + 4) + 36 + 6) + in_memory * self.gates * 4 + padded
+        return -(-(4 * numbers + 4) // 16) * 16
+
+
+def shape_of(cell: Cell) -> Shape:
+    """Return what a cell needs: the fewest CTAs, powers of two, and as many slots as fit."""
+    kind, gates = KINDS[type(cell)]
+    ctas = 1 << (-(-cell.hidden_size // 32) - 1).bit_length()
+    return Shape(kind, gates, cell.hidden_size, ctas, 32 if ctas < 16 else 16, NUMBERS[cell.weight_hh.dtype])
+
+
+class Args(Structure):
+    """As in the source."""
+
+    _fields_ = (
+        *((name, c_void_p) for name in ("inputs", "weight", "flag", "hidden_bias", "head", "head_bias")),
+        *((name, c_void_p) for name in ("h", "c", "output", "probs", "cost", "expected", "steps", "offsets")),
+        ("bound", c_float),
+        *((name, c_int) for name in ("batch", "rows", "max_steps", "flag_stride", "slots")),
+    )
+
+
+Launch = Callable[[Args, int], None]
+
+
+class Clusters:
+    """A layer that clusters read: called ``launch`` with so many of them, of which so many run at once."""
+
+    def __init__(
+        self, cell: Cell, head: nn.Module | None, max_steps: int, launch: Launch, at_once: int
+    ) -> None:
+        self.launch, self.at_once, self.shape = launch, at_once, shape_of(cell)
+        unit = head.linear if isinstance(head, HaltingUnit) else None
+        asked = (None, None) if unit is None else (unit.weight, unit.bias)
+        self.weights = {
+            "weight": _address(cell.weight_hh),
+            "flag": _address(cell.weight_ih[:, -1]),
+            "hidden_bias": _address(cell.bias_hh),
+            "head": _address(asked[0]),
+            "head_bias": _address(asked[1]),
+            "max_steps": max_steps,
+            "flag_stride": cell.weight_ih.size(1),
+        }
+        self.bytes = cell.weight_hh.element_size()
+        self.most_rows = MOST_WORK[self.bytes] // cell.hidden_size**2
+        """Of a batch, for which this is the fastest way."""
+        self.places: tuple[Tensor, int, Tensor] | None = None
+
+    def read(self, inputs: Tensor, piece: Piece, result: Result, bound: float) -> None:
+        """Read some time steps, of which ``inputs`` are the inputs' part of all gates."""
+        slots = min(-(-piece.batch // self.at_once), self.shape.slots)
+        clusters = min(-(-piece.batch // slots), self.at_once)
+        places, final = self._places(piece, inputs), _state.parts(result.final)
+        first = piece.rows.start
+        args = Args(
+            **self.weights,
+            inputs=inputs.data_ptr(),
+            h=final[0].data_ptr(),
+            c=final[-1].data_ptr(),
+            output=result.output.data_ptr() + first * self.shape.units * self.bytes,
+            probs=result.probs.data_ptr() + first * 4,
+            cost=result.cost.data_ptr() + first * 4,
+            expected=result.expected.data_ptr() + first * 4,
+            steps=result.steps.data_ptr() + first * 8,
+            offsets=places.data_ptr(),
+            bound=bound,
+            batch=piece.batch,
+            rows=result.output.size(0),
+            slots=slots,
+        )
+        self.launch(args, clusters)
+
+    def _places(self, piece: Piece, inputs: Tensor) -> Tensor:
+        """Those of a piece on the device; of the last call, if it was alike and on the same stream."""
+        stream = torch.cuda.current_stream(inputs.device).cuda_stream if inputs.is_cuda else 0
+        kept = self.places
+        if kept is None or kept[0] is not piece.places or kept[1] != stream:
+            places = piece.places.to(inputs.device, torch.int32)
+            self.places = kept = piece.places, stream, places
+        return kept[2]
+
+
+def _address(x: Tensor | None) -> int | None:
+    return None if x is None else x.data_ptr()
+
+
+def clusters_for(cell: Cell, head: nn.Module | None, max_steps: int) -> Clusters | None:
+    """Return what reads a layer by clusters; None if its device or its size are others'."""
+    weight = cell.weight_hh
+    if not weight.is_cuda or weight.dtype not in NUMBERS or cell.hidden_size > MOST_UNITS:
+        return None
+    if torch.cuda.get_device_capability(weight.device) < (9, 0) or weight.data_ptr() % 16:
+        return None
+    try:
+        loaded = _loaded(shape_of(cell), weight.device)
+    except (Unsupported, RuntimeError, OSError):  # no NVRTC, or the device has no such clusters
+        return None
+    return Clusters(cell, head, max_steps, loaded, loaded.at_once)
+
+
+def compiled(shape: Shape, arch: str) -> bytes:
+    """Return the machine code for an architecture such as sm_90, from the user's cache if it is there."""
+    route, version = compiler()
+    source = SOURCE.read_text()
+    key = repr((source, sorted(shape.macros.items()), arch, STANDARD, version)).encode()
+    path = user_cache() / f"recurrent-{hashlib.sha256(key).hexdigest()[:16]}.cubin"
+    if path.exists():
+        return path.read_bytes()
+    code = route(source, shape.macros, arch)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(path, code)
+    except OSError:  # nowhere to keep it
+        pass
+    return code
+
+
+@cache
+def _loaded(shape: Shape, device: torch.device) -> "Loaded":
+    return Loaded(shape, device)
+
+
+class _Attribute(Structure):
+    _fields_ = (("id", c_uint), ("pad", c_uint), ("value", c_uint * 16))
+
+
+class _Config(Structure):
+    _fields_ = (
+        ("grid", c_uint * 3),
+        ("block", c_uint * 3),
+        ("shared_bytes", c_uint),
+        ("stream", c_void_p),
+        ("attributes", POINTER(_Attribute)),
+        ("count", c_uint),
+    )
+
+
+class Loaded:
+    """A kernel on a device; ``at_once`` is how many clusters it can run at a time."""
+
+    def __init__(self, shape: Shape, device: torch.device) -> None:
+        self.shape, self.device = shape, device
+        self.context, self.module, self.function = c_void_p(), c_void_p(), c_void_p()
+        major, minor = torch.cuda.get_device_capability(device)
+        code = compiled(shape, f"sm_{major}{minor}")
+        with torch.cuda.device(device):
+            self._load(driver(), code)
+        if not self.at_once:
+            raise Unsupported(f"recurrent: no room for clusters of {shape.ctas}")
+
+    def _load(self, cuda: ctypes.CDLL, code: bytes) -> None:
+        _check(cuda.cuDevicePrimaryCtxRetain(byref(self.context), self.device.index))
+        _check(cuda.cuCtxSetCurrent(self.context))  # a thread that has not used CUDA yet has none
+        _check(cuda.cuModuleLoadData(byref(self.module), code))
+        _check(cuda.cuModuleGetFunction(byref(self.function), self.module, b"read_sequences"))
+        _check(cuda.cuFuncSetAttribute(self.function, _SHARED, self.shape.shared_bytes))
+        if self.shape.ctas > 8:
+            _check(cuda.cuFuncSetAttribute(self.function, _LARGE_CLUSTER, 1))
+        self.at_once = self._count()
+
+    def _count(self) -> int:
+        attribute = _Attribute(id=_CLUSTER, value=(self.shape.ctas, 1, 1))
+        config = _Config(
+            grid=(self.shape.ctas, 1, 1),
+            block=(THREADS, 1, 1),
+            shared_bytes=self.shape.shared_bytes,
+            attributes=ctypes.pointer(attribute),
+            count=1,
+        )
+        found = c_int()
+        _check(driver().cuOccupancyMaxActiveClusters(byref(found), self.function, byref(config)))
+        return found.value
+
+    def __call__(self, args: Args, clusters: int) -> None:
+        """Launch on the current stream of its device."""
+        grid, block, shared_bytes = (
+            (clusters * self.shape.ctas, 1, 1),
+            (THREADS, 1, 1),
+            self.shape.shared_bytes,
+        )
+        pointers = (c_void_p * 1)(ctypes.addressof(args))
+        with torch.cuda.device(self.device):
+            stream = c_void_p(torch.cuda.current_stream().cuda_stream)
+            _check(
+                driver().cuLaunchKernel(self.function, *grid, *block, shared_bytes, stream, pointers, None)
+            )
