@@ -16,6 +16,7 @@
 #define __global__
 #define __launch_bounds__(...)
 #define __expf(x) std::exp(x)
+#define __fdividef(x, y) ((x) / (y))
 
 struct uint2 { unsigned x, y; };
 struct alignas(16) uint4 { unsigned x, y, z, w; };
@@ -25,6 +26,7 @@ inline uint2 make_uint2(unsigned x, unsigned y) { return {x, y}; }
 inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
 inline float2 make_float2(float x, float y) { return {x, y}; }
 inline uint4 fetch(const uint4* from) { return *from; }
+inline int anew(int v) { return v; }
 
 namespace emulator {
 constexpr int THREADS = 32 * WARPS, STACK = 128 * 1024;
@@ -105,6 +107,18 @@ inline void __syncthreads() {
     emulator::arrived = 0, ++emulator::generation;
 }
 
+// Whether it holds for any thread; a thread that goes on before others have read the last answer changes the other one.
+inline bool __syncthreads_or(bool v) {
+    static bool any[2];
+    static int turn;
+    const int now = turn;
+    any[now] |= v;
+    __syncthreads();
+    if (turn == now) turn = 1 - now, any[turn] = false;
+    return any[now];
+}
+inline unsigned atomicAnd(unsigned* at, unsigned v) { const unsigned old = *at; *at &= v; return old; }
+
 template <class T> T exchange(int what, T value, int from) {
     struct { T value, result; int from; } mine{value, value, from};
     emulator::together(what, &mine, [](void** lanes) {
@@ -124,6 +138,10 @@ inline bool __any_sync(unsigned, bool v) {
     unsigned any = v;
     for (int d = 1; d < 32; d *= 2) any |= __shfl_xor_sync(~0u, any, d);
     return any;
+}
+inline unsigned __reduce_add_sync(unsigned, unsigned v) {
+    for (int d = 1; d < 32; d *= 2) v += __shfl_xor_sync(~0u, v, d);
+    return v;
 }
 inline unsigned __ballot_sync(unsigned, bool v) {
     unsigned all = (unsigned)v << threadIdx.x % 32;

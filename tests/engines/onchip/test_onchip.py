@@ -12,16 +12,23 @@ from tests.engines.onchip.emulation import counted, emulated
 from torchpact.bench.blobs import with_blobs
 from torchpact.engines import FoldedBlock, Unsupported, deploy, deployment, onchip
 from torchpact.engines.onchip import OnChip, check
-from torchpact.engines.onchip.plan import SHARED_LIMIT, plans
+from torchpact.engines.onchip.plan import H200, plans
 
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
 PRECISION = {torch.float16: 1e-3, torch.bfloat16: 1e-2}
 
 
-def engine(model, mode=None, **how):
+class AsForMany(OnChip):
+    """With the plans for a large batch, where a CTA has several images."""
+
+    def prepare(self, height, width, _):
+        return super().prepare(height, width, 1024)
+
+
+def engine(model, mode=None, made=AsForMany, **how):
     blocks = [FoldedBlock(block, mode) for block in model.blocks]
     check(model, blocks)
-    return OnChip(model, blocks, lambda plan: emulated(plan, **how), SHARED_LIMIT)
+    return made(model, blocks, lambda plan: emulated(plan, **how), H200)
 
 
 def tame(model):
@@ -102,6 +109,7 @@ HELD = {"n_tiles": 2, "hold": True, "tall": 2, "m_tiles": 1}
     [
         ({"tall": 1, "m_tiles": 2}, HELD, {"images": 3, "m_tiles": 3, "ahead": 4}),
         ({"hold": False, "m_tiles": 2, "warps": 4}, {"tall": 2, "m_tiles": 1}, {"n_tiles": 2, "ahead": 3}),
+        ({}, {"ahead_one": 6, "ahead_two": 6}, {"m_tiles": 2, "ahead_one": 6, "ahead_two": 4}),
     ],
 )
 def test_however_the_work_is_cut(monkeypatch, cuts):
@@ -123,7 +131,7 @@ def test_however_the_work_is_cut(monkeypatch, cuts):
 def test_scattered_pixels_meet_few_bank_conflicts():
     model, images = with_blobs(tp.models.ResNetConfig(units=3), batch=2, active=0.25)
     fast = engine(model.half())
-    made = [plan for plan, _ in fast.prepare(32, 32)]
+    made = [plan for plan, _ in fast.prepare(32, 32, 2)]
     for plan in made:
         counted(plan)
     fast(images.half())
@@ -178,10 +186,47 @@ def test_draws_and_scores_decisions_as_the_dense_engine_does():
 
 
 @needs_compiler
+def test_few_images_have_a_cta_each_and_give_the_same():
+    model = tame(lively(2, units=3)).half()
+    images = torch.randn(2, 3, 16, 16).half()
+    logits, ponders = engine(model, made=OnChip)(images)
+    expected, references = engine(model)(images)
+    assert torch.equal(logits, expected)
+    for ponder, wanted in zip(ponders, references, strict=True):
+        assert torch.equal(ponder.steps, wanted.steps)
+        assert torch.allclose(ponder.probs, wanted.probs)
+
+
+@needs_compiler
+def test_keeps_no_details_where_the_block_keeps_none():
+    model = tame(lively(2, units=3)).half()
+    images = torch.randn(2, 3, 16, 16).half()
+    expected, references = engine(model)(images)
+    with tp.use_mode(model, "thresholded", details=False):
+        logits, ponders = engine(model)(images)
+    assert torch.equal(logits, expected)
+    for ponder, wanted in zip(ponders, references, strict=True):
+        assert torch.equal(ponder.steps, wanted.steps)
+        assert torch.equal(ponder.cost, wanted.cost)
+        assert ponder.probs.shape == wanted.probs.shape
+        assert ponder.probs.isnan().all()
+        assert ponder.expected_steps.isnan().all()
+
+
+@needs_compiler
 def test_no_images():
     logits, ponders = engine(lively(units=2).half())(torch.empty(0, 3, 8, 8).half())
     assert logits.shape == (0, 10)
     assert [ponder.steps.shape for ponder in ponders] == [(0, 1, 8, 8), (0, 1, 4, 4), (0, 1, 2, 2)]
+
+
+def test_plans_fill_the_device():
+    images = {
+        batch: [plan.images for plan in plans((16, 32, 64), 32, 32, 10, half=False, batch=batch)]
+        for batch in (1, 264, 1024, 8192)
+    }
+    # a CTA for every image, as long as there is room; else as many as take fewer waves
+    assert images == {1: [1, 1, 1], 264: [1, 1, 1], 1024: [1, 2, 2], 8192: [1, 2, 3]}
 
 
 def test_plans_of_cifar_leave_room_for_two_ctas():

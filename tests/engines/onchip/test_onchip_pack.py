@@ -7,7 +7,7 @@ from torch.nn import functional as F
 from tests.engines.networks import lively
 from torchpact.engines.folding import Unsupported
 from torchpact.engines.onchip import nvrtc, pack
-from torchpact.engines.onchip.plan import plans
+from torchpact.engines.onchip.plan import H200, Device, plans
 
 
 def unpacked(packed, k, n):
@@ -44,13 +44,15 @@ def test_convolutions_are_packed_tap_by_tap():
     assert packed.numel() == 9 * 32 * (16 + 3 * 32) + pack.AHEAD * 16 * 32
 
 
-def test_heads_keep_the_centre_for_the_ninth_column_and_the_mean_for_the_tenth():
-    head = lively(units=2).blocks[0].halting[0]
-    matrix = unpacked(pack.pack_heads([head]).view(1, 1, 32, 8), 16, 16)
-    assert torch.equal(matrix[:, 8], head.conv.weight[0, :, 1, 1])
-    assert torch.equal(matrix[:, 4], head.conv.weight[0, :, 1, 2])
-    assert torch.equal(matrix[:, 9], head.linear.weight[0])
-    assert not matrix[:, 10:].any()
+def test_heads_are_three_rows_of_taps_between_zeros():
+    heads = list(lively(units=3).blocks[1].halting)[:2]
+    packed = pack.pack_heads(heads)
+    assert packed.shape == (2, 5, 3, 4, 8)
+    assert not packed[:, [0, 4]].any()
+    weight = heads[1].conv.weight[0]
+    for lane in range(4):
+        channels = [16 * k + 2 * lane + low for k in range(2) for low in (0, 1, 8, 9)]
+        assert torch.equal(packed[1, 3, 0, lane], weight[channels, 2, 0])
 
 
 def test_norms_have_a_row_for_every_unit():
@@ -66,14 +68,17 @@ def test_norms_have_a_row_for_every_unit():
     )
 
 
-@pytest.mark.parametrize(("arch", "shared", "half"), [("sm_80", 163, False), ("sm_90", 227, True)])
-def test_compiles_without_a_gpu(arch, shared, half, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("arch", "device", "adaptive"),
+    [("sm_80", Device(163 * 1024, 108), True), ("sm_90", H200, True), ("sm_90", H200, False)],
+)
+def test_compiles_without_a_gpu(arch, device, adaptive, tmp_path, monkeypatch):
     try:
         nvrtc.compiler()
     except Unsupported as reason:
         pytest.skip(str(reason))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    for plan in plans((16, 32, 64), 32, 32, 10, half, shared * 1024):
+    for plan in plans((16, 32, 64), 32, 32, 10, half=adaptive, adaptive=adaptive, device=device):
         code = nvrtc.compile_block(plan, arch)
         assert code[:4] == b"\x7fELF"
         assert nvrtc.compile_block(plan, arch) == code

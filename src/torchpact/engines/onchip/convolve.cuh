@@ -70,10 +70,13 @@ template <class From> struct Held {
     }
 };
 
-// Or read again for every tile: the warps of a CTA do so at about the same time, so that L1 serves them. AHEAD steps
-// before their use, and hence that many beyond the end.
+// Or read again for every tile: the warps of a CTA do so at about the same time, so that L1 serves them. Some steps before
+// their use, and hence as many beyond the end: two ahead of the barrier, and then the more, the fewer registers the tiles
+// take and the sooner a step is done.
 template <class From> struct Streamed {
-    static constexpr int STEPS_OF_ROW = 3 * From::K, D = STEPS_OF_ROW % AHEAD ? 3 : AHEAD;
+    static constexpr int STEPS_OF_ROW = 3 * From::K;
+    static DEVICE constexpr int fitting(int ahead) { return STEPS_OF_ROW % ahead ? 3 : ahead; }
+    static constexpr int D = fitting(AHEAD);
     const uint4* weights;
     mutable uint4 next[D][N_TILES / 2];
     DEVICE Streamed(const uint4* from) : weights(from + threadIdx.x / 32 % GROUPS * (N_TILES / 2) * 32 + threadIdx.x % 32) {
@@ -86,21 +89,33 @@ template <class From> struct Streamed {
             for (int n = 0; n < N_TILES / 2; ++n) next[d][n] = fetch(weights + d * FRAGMENTS + n * 32);
     }
     template <int M, int T> DEVICE void convolve(float (&c)[M][T][N_TILES][4], int (&place)[M], bool again) const {
+        constexpr int E = larger(D, fitting(M * T == 1 ? AHEAD_ONE : M * T == 2 ? AHEAD_TWO : AHEAD));
         if (again) start();
+        if constexpr (E == D) return run(c, place, next);
+        uint4 ahead[E][N_TILES / 2];
+#pragma unroll
+        for (int d = 0; d < E; ++d)
+#pragma unroll
+            for (int n = 0; n < N_TILES / 2; ++n)
+                ahead[d][n] = d < D ? next[d % D][n] : fetch(weights + d * FRAGMENTS + n * 32);
+        run(c, place, ahead);
+    }
+    template <int M, int T, int E>
+    DEVICE void run(float (&c)[M][T][N_TILES][4], int (&place)[M], uint4 (&ahead)[E][N_TILES / 2]) const {
 #pragma unroll
         for (int m = 0; m < M; ++m)
 #pragma unroll
             for (int t = 0; t < T; ++t)
 #pragma unroll
                 for (int n = 0; n < N_TILES; ++n) c[m][t][n][0] = c[m][t][n][1] = c[m][t][n][2] = c[m][t][n][3] = 0;
-        const uint4* from = weights + D * FRAGMENTS;
+        const uint4* from = weights + E * FRAGMENTS;
 #pragma unroll 1
         for (int row = 0; row < 3; ++row) {
 #pragma unroll
             for (int s = 0; s < STEPS_OF_ROW; ++s) {
                 uint4 now[N_TILES / 2];
 #pragma unroll
-                for (int n = 0; n < N_TILES / 2; ++n) now[n] = next[s % D][n], next[s % D][n] = fetch(from + n * 32);
+                for (int n = 0; n < N_TILES / 2; ++n) now[n] = ahead[s % E][n], ahead[s % E][n] = fetch(from + n * 32);
                 from += FRAGMENTS;
 #pragma unroll
                 for (int m = 0; m < M; ++m)
@@ -123,9 +138,31 @@ template <class From> using Weights = Held<From>;
 template <class From> using Weights = Streamed<From>;
 #endif
 
-// Scale and shift of a lane's outputs.
+// What a warp adds up for each image: products of u with the weights of the mean, of active pixels. No atomics: the order
+// is fixed, and so are the results.
+struct Dots {
+    float of[IMAGES];
+    DEVICE Dots() {
+#pragma unroll
+        for (int image = 0; image < IMAGES; ++image) of[image] = 0;
+    }
+    DEVICE void add(float v, int pixel) {
+#pragma unroll
+        for (int image = 0; image < IMAGES; ++image) of[image] += IMAGES == 1 || image_of(pixel) == image ? v : 0;
+    }
+    DEVICE void store() {
+#pragma unroll
+        for (int image = 0; image < IMAGES; ++image) {
+#pragma unroll
+            for (int other = 1; other < 32; other *= 2) of[image] += __shfl_xor_sync(~0u, of[image], other);
+            if (threadIdx.x % 32 == 0) at<float>(DOTS + 4 * (image * WARPS + threadIdx.x / 32)) = of[image];
+        }
+    }
+};
+
+// Scale and shift of a lane's outputs; the weights with which a head takes their mean.
 struct Affine {
-    float2 scale[N_TILES], shift[N_TILES];
+    float2 scale[N_TILES], shift[N_TILES], pool[N_TILES];
     DEVICE void load(int from) {
 #pragma unroll
         for (int n = 0; n < N_TILES; ++n) {
@@ -133,17 +170,22 @@ struct Affine {
             shift[n] = at<float2>(from + 4 * CHANNELS + 32 * n);
         }
     }
+    DEVICE void load_pool(int from) {
+#pragma unroll
+        for (int n = 0; n < N_TILES; ++n) pool[n] = at<float2>(from + 32 * n);
+    }
     DEVICE unsigned operator()(float low, float high, int n) const {
         return pack_relu(low * scale[n].x + shift[n].x, high * scale[n].y + shift[n].y);
     }
 };
 
-// A warp's part of a convolution. The second one also makes x of the next unit.
+// A warp's part of a convolution. The second one also makes x of the next unit, and adds up what the means need.
 template <bool FIRST, bool ENTRY> struct Convolution {
     using From = Source<FIRST, ENTRY>;
     const Weights<From>& weights;
     const Rows& rows;
     Affine norm;  // of what comes after
+    Dots dots;
     bool again = false;
 
     DEVICE Convolution(const Weights<From>& weights, const Rows& rows) : weights(weights), rows(rows) {
@@ -151,7 +193,9 @@ template <bool FIRST, bool ENTRY> struct Convolution {
     }
     static DEVICE int group() { return threadIdx.x / 32 % GROUPS; }
     DEVICE void load_norm() {
-        norm.load((FIRST ? SECOND_NORM : NORMS) + 4 * (group() * WIDE_N + 2 * (threadIdx.x % 4)));
+        const int channel = 4 * (group() * WIDE_N + 2 * (threadIdx.x % 4));
+        norm.load((FIRST ? SECOND_NORM : NORMS) + channel);
+        if (!FIRST && ADAPTIVE) norm.load_pool(POOLS + channel);
     }
 
     // M tiles, and of their lines T rows, from `top` on.
@@ -178,8 +222,8 @@ template <bool FIRST, bool ENTRY> struct Convolution {
 #pragma unroll
             for (int i = 0; i < 2 * T; ++i) {
                 const int t = i / 2, half = i % 2;
-                if (row + 8 * half < rows.count && (FIRST || entries[half].active(top + t)))
-                    write(c[m][t], half, old[t][half], entries[half].pixel(top + t));
+                const bool active = T == 1 && TALL == 1 ? true : entries[half].active(top + t);
+                if (row + 8 * half < rows.count) write(c[m][t], half, old[t][half], entries[half].pixel(top + t), active);
             }
         }
     }
@@ -188,20 +232,23 @@ template <bool FIRST, bool ENTRY> struct Convolution {
 #pragma unroll
         for (int n = 0; n < N_TILES; ++n) u[n] = at<unsigned>(home(pixel) + HOME_PLANE * n);
     }
-    // Half of a tile: to y; or with what u was to u, and then to x.
-    DEVICE void write(const float (&c)[N_TILES][4], int half, const unsigned (&old)[N_TILES], int pixel) const {
+    // Half of a tile: to y; or with what u was to u, if the pixel is active, and then to x.
+    DEVICE void write(const float (&c)[N_TILES][4], int half, const unsigned (&old)[N_TILES], int pixel, bool active) {
         const int slot = (FIRST ? Y : X) + slot_at(slot_of(pixel), group() * N_TILES) + 4 * (threadIdx.x % 4);
+        float dot = 0;
 #pragma unroll
         for (int n = 0; n < N_TILES; ++n) {
             float2 v = make_float2(c[n][2 * half], c[n][2 * half + 1]);
             if (!FIRST) {
                 const float2 u = unpack(old[n]);
-                const unsigned sum = pack(u.x + v.x, u.y + v.y);
-                at<unsigned>(home(pixel) + HOME_PLANE * n) = sum;
+                const unsigned sum = active ? pack(u.x + v.x, u.y + v.y) : old[n];
+                if (active) at<unsigned>(home(pixel) + HOME_PLANE * n) = sum;
                 v = unpack(sum);
+                if (ADAPTIVE) dot += v.x * norm.pool[n].x + v.y * norm.pool[n].y;
             }
             at<unsigned>(slot + SLOT_PLANE * n) = norm(v.x, v.y, n);
         }
+        if (!FIRST && ADAPTIVE) dots.add(active ? dot : 0, pixel);
     }
 };
 
@@ -213,6 +260,7 @@ DEVICE void convolve_by(const Weights<Source<FIRST, ENTRY>>& weights, const Rows
     const bool split = T == 2 && M == 1 && 2 * left <= TEAM;  // of tiles left over, a warp makes but a row
     for (int tile = own * M; tile < (split ? tiles - left : tiles); tile += TEAM * M) part.template make<M, T>(tile, 0);
     if (split && own < 2 * left) part.template make<1, 1>(tiles - left + own / 2, own % 2);
+    if (!FIRST && ADAPTIVE) part.dots.store();
 }
 
 template <bool FIRST, bool ENTRY>

@@ -13,6 +13,12 @@ DEVICE void load_rows(unsigned (&a)[4], int at) {
                  : "=r"(a[0]), "=r"(a[1]), "=r"(a[2]), "=r"(a[3]) : "r"(address) : "memory");
 }
 
+// The same, but what is made of it is made anew each time: registers that would keep it are needed elsewhere.
+DEVICE int anew(int v) {
+    asm volatile("" : "+r"(v));
+    return v;
+}
+
 // From memory that no one writes, now: the compiler must not put it off until behind a barrier.
 DEVICE uint4 fetch(const uint4* from) {
     uint4 v;

@@ -7,6 +7,7 @@ DEVICE void enter(const Args& a, int first, int images) {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     clear(X, up(SLOTS * 8));
     __syncthreads();
+#pragma unroll 4
     for (int pixel = threadIdx.x; pixel < images * PLANE; pixel += THREADS) {
         const int row = pixel / WIDTH % HEIGHT, column = pixel % WIDTH;
         const half_t* from = a.input + (first + image_of(pixel)) * a.image_stride + row * a.row_stride + column * a.column_stride;
@@ -54,7 +55,6 @@ DEVICE void enter(const Args& a, int first, int images) {
     constexpr int LANES = THREADS / (IN / 8);  // pixels at a time
     const int chunk = threadIdx.x % (IN / 8);
     const Norm norm(a.norms, IN, chunk);
-    clear(U, LIST - U);
     for (int start = 0; start < images; start += AT_ONCE) {
         const int pixels = (images - start < AT_ONCE ? images - start : AT_ONCE) * PLANE;
         clear(X, X_BYTES);
@@ -88,45 +88,59 @@ DEVICE void enter(const Args& a, int first, int images) {
 }
 #endif
 
-// Halting probabilities of steps that were not asked are 1; a thread does as many pixels as a store takes.
+// A thread reports as many pixels as a store takes.
+constexpr int AT_A_TIME = PLANE % 4 ? 1 : 4;
+template <class T> struct alignas(AT_A_TIME == 4 ? 16 : sizeof(T)) Pixels { T of[AT_A_TIME]; };
+template <class T> DEVICE Pixels<T>& pixels_at(T* from, long long place) {
+    return *reinterpret_cast<Pixels<T>*>(from + place);
+}
+
+DEVICE Pixels<long long> report_steps(const Args& a, long long place, int pixel) {
+    Pixels<long long> steps;
+    Pixels<float> cost;
+#pragma unroll
+    for (int v = 0; v < AT_A_TIME; ++v) cost.of[v] = steps.of[v] = at<unsigned char>(STEPS + pixel + v);
+    pixels_at(a.steps, place) = steps;
+    pixels_at(a.cost, place) = cost;
+    return steps;
+}
+
+// Halting probabilities of steps that were not asked are 1.
 DEVICE void report(const Args& a, int first, int images) {
-    constexpr int V = PLANE % 4 ? 1 : 4, BATCH = 6;
-    struct alignas(4 * V) Pixels { float of[V]; };
+    constexpr int V = AT_A_TIME, BATCH = 6;
     for (int pixel = threadIdx.x * V; pixel < images * PLANE; pixel += THREADS * V) {
         const long long place = (long long)first * PLANE + pixel, stride = (long long)a.batch * PLANE;
-        int ran[V], asked[V], most = 0, least = a.units;
-        float left[V], expected[V];
+        const Pixels<long long> steps = report_steps(a, place, pixel);
+        if (!a.probs) continue;
+        int asked[V], most = 0, least = a.units;
+        float left[V];
+        Pixels<float> expected;
 #pragma unroll
         for (int v = 0; v < V; ++v) {
-            ran[v] = at<unsigned char>(STEPS + pixel + v), asked[v] = ran[v] < a.units ? ran[v] : a.units - 1;
+            const int ran = (int)steps.of[v];
+            asked[v] = ran < a.units ? ran : a.units - 1;
             most = asked[v] > most ? asked[v] : most, least = asked[v] < least ? asked[v] : least;
-            left[v] = expected[v] = 1;
+            left[v] = expected.of[v] = 1;
         }
         for (int unit = 0; unit < a.units; unit += BATCH) {
-            Pixels probs[BATCH];
+            Pixels<float> probs[BATCH];
 #pragma unroll
             for (int b = 0; b < BATCH; ++b)
-                if (unit + b < most) probs[b] = *reinterpret_cast<const Pixels*>(a.probs + (unit + b) * stride + place);
+                if (unit + b < most) probs[b] = pixels_at(a.probs, (unit + b) * stride + place);
 #pragma unroll
             for (int b = 0; b < BATCH; ++b) {
 #pragma unroll
                 for (int v = 0; v < V; ++v)
                     if (unit + b < asked[v]) {
                         left[v] *= a.keep_logits ? 1 / (1 + __expf(probs[b].of[v])) : 1 - probs[b].of[v];
-                        expected[v] += left[v];
+                        expected.of[v] += left[v];
                     } else {
                         probs[b].of[v] = a.keep_logits ? 1 / 0.0f : 1;
                     }
-                if (unit + b >= least && unit + b < a.units)
-                    *reinterpret_cast<Pixels*>(a.probs + (unit + b) * stride + place) = probs[b];
+                if (unit + b >= least && unit + b < a.units) pixels_at(a.probs, (unit + b) * stride + place) = probs[b];
             }
         }
-#pragma unroll
-        for (int v = 0; v < V; ++v) {
-            a.steps[place + v] = ran[v];
-            a.cost[place + v] = ran[v];
-            a.expected[place + v] = expected[v];
-        }
+        pixels_at(a.expected, place) = expected;
     }
 }
 

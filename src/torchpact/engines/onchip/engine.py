@@ -8,6 +8,7 @@ import ctypes
 import math
 from collections.abc import Callable, Sequence
 from ctypes import c_float, c_int32, c_int64, c_void_p
+from functools import cache
 from typing import Any, Protocol
 
 import torch
@@ -16,7 +17,7 @@ from torch import Tensor
 from torchpact.block import Ponder
 from torchpact.engines.folding import FoldedBlock, Unsupported
 from torchpact.engines.onchip.pack import pack_convolutions, pack_heads, pack_last, pack_norms, pack_stem
-from torchpact.engines.onchip.plan import Plan, plans
+from torchpact.engines.onchip.plan import Device, Plan, plans
 from torchpact.models.resnet import ResNet
 from torchpact.modes import Discrete, Mode, Thresholded
 from torchpact.relaxation import logistic_noise
@@ -37,7 +38,7 @@ class Args(ctypes.Structure):
         ),
         *((f"{name}_stride", c_int64) for name in ("image", "channel", "row", "column")),
         ("bound", c_float),
-        *((name, c_int32) for name in ("batch", "units", "adaptive", "keep_logits")),
+        *((name, c_int32) for name in ("batch", "units", "keep_logits")),
     )
 
 
@@ -59,7 +60,8 @@ def build(net: ResNet, blocks: Sequence[FoldedBlock]) -> Callable[[Tensor], Outp
         raise Unsupported(f"onchip: expected a GPU of compute capability 8.0 or more, got {major}.{minor}")
     from torchpact.engines.onchip.driver import load, shared_limit
 
-    return OnChip(net, blocks, lambda plan: load(plan, device), shared_limit(device))
+    count = torch.cuda.get_device_properties(device).multi_processor_count
+    return OnChip(net, blocks, lambda plan: load(plan, device), Device(shared_limit(device), count))
 
 
 def check(net: ResNet, blocks: Sequence[FoldedBlock]) -> None:
@@ -80,31 +82,36 @@ class OnChip:
     """A network as the kernel wants it; ``load`` makes a kernel of a plan."""
 
     def __init__(
-        self, net: ResNet, blocks: Sequence[FoldedBlock], load: Callable[[Plan], Kernel], shared: int
+        self, net: ResNet, blocks: Sequence[FoldedBlock], load: Callable[[Plan], Kernel], device: Device
     ) -> None:
         self.config, self.dtype = net.config, net.stem.weight.dtype
-        self.load, self.shared = load, shared
+        self.load, self.device = cache(load), device
         self.stem, self.last = pack_stem(net.stem), pack_last(net.norm, net.classifier)
         self.weights = [_Weights(block, folded) for block, folded in zip(net.blocks, blocks, strict=True)]
-        self.kernels: dict[tuple[int, int], list[tuple[Plan, Kernel]]] = {}
-        self.prepare(net.config.image_size, net.config.image_size)
+        self.kernels: dict[tuple[int, int, int], list[tuple[Plan, Kernel]]] = {}
+        self.plan(net.config.image_size, net.config.image_size, 1)  # which may fail
 
-    def prepare(self, height: int, width: int) -> list[tuple[Plan, Kernel]]:
-        """Return the kernels for images of this size, compiled at the first."""
-        if (height, width) not in self.kernels:
-            channels = tuple(weights.channels for weights in self.weights)
-            half = self.dtype == torch.float16
-            made = plans(channels, height, width, self.config.classes, half, self.shared)
-            self.kernels[height, width] = [(plan, self.load(plan)) for plan in made]
-        return self.kernels[height, width]
+    def plan(self, height: int, width: int, batch: int) -> list[Plan]:
+        """Return how to run so many images of this size."""
+        channels = tuple(weights.channels for weights in self.weights)
+        half = self.dtype == torch.float16
+        adaptive = any(weights.adaptive for weights in self.weights)
+        return plans(channels, height, width, self.config.classes, half, adaptive, batch, self.device)
+
+    def prepare(self, height: int, width: int, batch: int) -> list[tuple[Plan, Kernel]]:
+        """Return the kernels for so many images of this size, compiled at the first."""
+        size = (height, width, batch)
+        if size not in self.kernels:
+            self.kernels[size] = [(plan, self.load(plan)) for plan in self.plan(*size)]
+        return self.kernels[size]
 
     @torch.no_grad()
     def __call__(self, images: Tensor) -> Outputs:
         """Run the network."""
-        batch = len(images)
+        batch, _, height, width = images.shape
         ponders: list[Ponder] = []
         u = images
-        for (plan, kernel), weights in zip(self.prepare(*images.shape[2:]), self.weights, strict=True):
+        for (plan, kernel), weights in zip(self.prepare(height, width, batch), self.weights, strict=True):
             shape = (batch, plan.height, plan.width, plan.channels)
             output = u.new_empty((batch, plan.classes) if plan.last else shape)
             args = weights.args(plan, batch)
@@ -128,6 +135,7 @@ class _Weights:
         units, heads = list(block.steps), folded.heads
         self.mode: Mode = folded.mode
         self.units, self.adaptive = len(units), bool(heads)
+        self.details = getattr(block, "details", True) or not isinstance(self.mode, Thresholded)
         self.channels = units[-1].conv2.weight.size(0)
         self.convolutions, self.norms = pack_convolutions(units), pack_norms(units)
         if heads:
@@ -139,7 +147,7 @@ class _Weights:
 
     def args(self, plan: Plan, batch: int) -> Args:
         """Return the argument with what does not change from call to call."""
-        args = Args(batch=batch, units=self.units, adaptive=self.adaptive)
+        args = Args(batch=batch, units=self.units)
         args.weights, args.norms = self.convolutions.data_ptr(), self.norms.data_ptr()
         if self.adaptive:
             pixels = plan.height * plan.width
@@ -151,15 +159,19 @@ class _Weights:
 
     def decisions(self, args: Args, plan: Plan, batch: int, device: torch.device) -> Callable[[], Ponder]:
         """Tell the kernel where to write its decisions, and return what makes a ponder of them."""
-        shape = (batch, 1, plan.height, plan.width)
-        probs = torch.empty(self.units, *shape, device=device)
-        expected, cost = torch.empty(2, *shape, device=device)
+        shape, mode = (batch, 1, plan.height, plan.width), self.mode
+        cost = torch.empty(shape, device=device)
         steps = torch.empty(shape, dtype=torch.long, device=device)
-        args.probs, args.expected = probs.data_ptr(), expected.data_ptr()
         args.cost, args.steps = cost.data_ptr(), steps.data_ptr()
-        mode = self.mode
         if isinstance(mode, Thresholded):
             args.bound = math.log(mode.threshold) - math.log1p(-mode.threshold)
+        if not self.details:
+            unknown = torch.full((), torch.nan, device=device)
+            nothing = unknown.expand(self.units, *shape)
+            return lambda: Ponder(nothing, steps, unknown.expand(shape), cost, None)
+        probs, expected = torch.empty(self.units, *shape, device=device), torch.empty(shape, device=device)
+        args.probs, args.expected = probs.data_ptr(), expected.data_ptr()
+        if isinstance(mode, Thresholded):
             return lambda: Ponder(probs, steps, expected, cost, None)
         assert isinstance(mode, Discrete)
         # as the dense engine draws it: for every position, halted or not

@@ -1,72 +1,109 @@
-// The halting heads' 3×3 convolutions, and the means that they see.
+// The halting heads: the means that they see, their 3×3 convolutions, and what they decide.
 #pragma once
 
-// What a warp adds up for each image. No atomics: the order is fixed, and so are the results.
-struct Dots {
-    float of[IMAGES];
-    DEVICE Dots() {
+// What all logits of an image share; every warp adds up the parts for itself, and keeps the sum where it finds it by image.
+DEVICE float& shared_by(int image) { return at<float>(SHARES + 4 * (image * WARPS + threadIdx.x / 32)); }
+DEVICE void pool(int image, float bias) {
+    constexpr int ALL = WARPS * CHANNELS;
+    const int lane = threadIdx.x % 32;
+    float dot = lane < WARPS ? at<float>(DOTS + 4 * (image * WARPS + lane)) : 0;
 #pragma unroll
-        for (int image = 0; image < IMAGES; ++image) of[image] = 0;
+    for (int part = 4 * lane; part < ALL; part += 128) {
+        const float4 v = at<float4>(PARTS + 4 * (image * ALL + part));
+        const float4 w = at<float4>(POOLS + 4 * (part % CHANNELS));
+        dot += w.x * v.x + w.y * v.y + w.z * v.z + w.w * v.w;
     }
-    DEVICE void add(float v, int pixel) {
 #pragma unroll
-        for (int image = 0; image < IMAGES; ++image) of[image] += IMAGES == 1 || image_of(pixel) == image ? v : 0;
+    for (int other = 16; other; other /= 2) dot += __shfl_xor_sync(~0u, dot, other);
+    if (lane == 0) shared_by(image) = dot + bias;
+}
+
+// Where the rows of u are that logits of a pixel read, or of as many as TALL says. u has no border: what is beyond its
+// edges is a pixel of zeros.
+struct Around {
+    int line, zero, turn;
+    bool rows[TALL + 2], columns[3];
+    DEVICE Around(int pixel) {
+        const int half = HOME_PLANE * (threadIdx.x % 32 / 16), row = pixel / WIDTH % HEIGHT, column = pixel % WIDTH;
+        line = U + 16 * (pixel - column) + half, zero = U + 16 * PIXELS + half;
+        turn = pixel + pixel / WIDTH + image_of(pixel) + WIDTH;
+        columns[0] = column > 0, columns[1] = true, columns[2] = column + 1 < WIDTH;
+#pragma unroll
+        for (int y = 0; y < TALL + 2; ++y) rows[y] = y == 0 ? row > 0 : y <= TALL || row + TALL < HEIGHT;
     }
-    DEVICE void store() {  // of lanes that have the first column of outputs; that of others is 0
-#pragma unroll
-        for (int image = 0; image < IMAGES; ++image) {
-#pragma unroll
-            for (int other = 4; other < 32; other *= 2) of[image] += __shfl_xor_sync(~0u, of[image], other);
-            if (threadIdx.x % 32 == 0) at<float>(DOTS + 4 * (image * WARPS + threadIdx.x / 32)) = of[image];
-        }
+    DEVICE int at(int y, int x) const {
+        const int there = line + 16 * (y - 1) * WIDTH + 16 * ((turn + y - 1 + x - 1) % WIDTH);
+        return rows[y] && columns[x] ? there : zero;
     }
 };
 
-// A 3×3 convolution to a single number would leave the matrix units idle. So each pixel is multiplied with the weights of
-// all nine taps; the products go to y, which is free by then, and `decide` adds them up. A tenth column has the weights of
-// the mean.
-struct Heads {
-    static constexpr int K = CHANNELS / 16;
-    uint4 taps[K];
-    DEVICE Heads(const uint4* from, bool asked) {
-        if (asked)
-#pragma unroll
-            for (int k = 0; k < K; ++k) taps[k] = fetch(from + 32 * k + threadIdx.x % 32);
-    }
-    DEVICE void multiply_row(float (&around)[4], float (&centre)[4], int pixel) const {
-        unsigned u[4];
-#pragma unroll
-        for (int k = 0; k < K; ++k) {
-            load_rows(u, home_at(pixel, 2 * k + threadIdx.x % 32 / 16));
-            if (k == 0) {
-                multiply_new(around, u, taps[k].x, taps[k].y);
-                multiply_new(centre, u, taps[k].z, taps[k].w);
-            } else {
-                multiply(around, u, taps[k].x, taps[k].y);
-                multiply(centre, u, taps[k].z, taps[k].w);
-            }
-        }
-    }
-    DEVICE void operator()(const Rows& rows) const {
+// The taps of a head, which registers hold if they can. All columns of B are alike, or every second one: those for the upper
+// pixels of lines and those for the lower ones, for which the same rows of u meet the taps of another row.
+struct Head {
+    static constexpr int K = CHANNELS / 16, HELD = K <= 2 ? K : 0;
+    int from;
+    uint2 taps[(TALL + 2) * 3][HELD + 1];
+    DEVICE Head() {
         const int lane = threadIdx.x % 32;
-        Dots dots;
-        for (int job = threadIdx.x / 32; job < (rows.count + 15) / 16 * TALL; job += WARPS) {
-            const int tile = job / TALL * 16, t = job % TALL;
-            float around[4], centre[4];
-            multiply_row(around, centre, rows[tile + lane % 16].pixel(t));
+        from = HEADS + 8 * K * (lane % 4) + 3 * HEAD_TAP * (TALL == 2 ? 1 - lane / 4 % 2 : 1);
 #pragma unroll
-            for (int half = 0; half < 2; ++half) {
-                const int row = tile + lane / 4 + 8 * half;
-                const Entry entry = rows[row];
-                if (row < rows.count) {
-                    const int slot = slot_of(entry.pixel(t)), to = product_at(slot, 2 * (lane % 4));
-                    at<float>(to) = around[2 * half];
-                    at<float>(to + 4 * STRIDE) = around[2 * half + 1];
-                    if (lane % 4 == 0) at<float>(product_at(slot, 0) + CENTRE) = centre[2 * half];
+        for (int tap = 0; tap < (TALL + 2) * 3; ++tap)
+#pragma unroll
+            for (int k = 0; k < HELD; k += 2)
+                if (k + 1 < HELD) {
+                    const uint4 two = at<uint4>(from + tap * HEAD_TAP + 8 * k);
+                    taps[tap][k] = make_uint2(two.x, two.y), taps[tap][k + 1] = make_uint2(two.z, two.w);
+                } else {
+                    taps[tap][k] = read(tap, k);
                 }
-                dots.add(row < rows.count && entry.active(t) ? centre[2 * half + 1] : 0, entry.pixel());
-            }
-        }
-        dots.store();
+    }
+    DEVICE uint2 read(int tap, int k) const { return at<uint2>(from + tap * HEAD_TAP + 8 * k); }
+    // Logits of 16 lines of which a lane has a pixel: less what is the same for an image.
+    DEVICE void operator()(float (&logits)[4], int pixel) const {
+        const Around around(pixel);
+        float c[3][4];  // one after the other would take long
+#pragma unroll
+        for (int y = 0; y < TALL + 2; ++y)
+#pragma unroll
+            for (int x = 0; x < 3; ++x)
+#pragma unroll
+                for (int k = 0; k < K; ++k) {
+                    const uint2 w = k < HELD ? taps[3 * y + x][k] : read(3 * y + x, k);
+                    unsigned u[4];
+                    load_rows(u, around.at(y, x) + 2 * HOME_PLANE * k);
+                    if (y == 0 && k == 0) multiply_new(c[x], u, w.x, w.y);
+                    else multiply(c[x], u, w.x, w.y);
+                }
+#pragma unroll
+        for (int i = 0; i < 4; ++i) logits[i] = c[0][i] + c[1][i] + c[2][i];
     }
 };
+
+// A lane decides for a pixel of the list. Returns whether some have halted.
+DEVICE bool decide(const Args& a, int first, int unit, const Head& head, float bias, const Rows& rows) {
+    const int lane = threadIdx.x % 32, t = TALL == 2 ? lane % 2 : 0;
+    bool halted = false;
+    if (threadIdx.x / 32 * 16 >= rows.count) return halted;
+#pragma unroll
+    for (int image = 0; image < IMAGES; ++image) pool(image, bias);
+    __syncwarp();
+#pragma unroll 1
+    for (int tile = threadIdx.x / 32 * 16; tile < rows.count; tile += 16 * WARPS) {
+        float logits[4];
+        head(logits, rows[tile + lane % 16].pixel());
+        const int own = tile + lane / 4 + lane % 4 / 2 * 8;
+        const Entry entry = rows[own];
+        const int pixel = entry.pixel(t);
+        const float low = lane & 1 ? logits[1] : logits[0], high = lane & 1 ? logits[3] : logits[2];
+        const float logit = (lane & 2 ? high : low) + shared_by(image_of(pixel));
+        if (own >= rows.count || (TALL == 2 ? !entry.active(t) : lane % 2)) continue;
+        const long long place = ((long long)unit * a.batch + first) * PLANE + pixel;
+        if (logit > (a.bounds ? a.bounds[place] : a.bound)) {
+            halted = true;
+            at<unsigned char>(STEPS + pixel) = unit + 1;
+            atomicAnd(array<unsigned>(MASKS) + pixel / 32, ~(1u << pixel % 32));
+        }
+        if (a.probs) a.probs[place] = a.keep_logits ? logit : __fdividef(1, 1 + __expf(-logit));
+    }
+    return halted;
+}

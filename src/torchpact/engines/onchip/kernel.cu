@@ -7,9 +7,9 @@
 // if their slots differ modulo 8: lists take pixels of the eight classes in turn, however they lie.
 //
 // A convolution is nine taps of m16n8k16 over a list of pixels, or of pixels with the one below (TALL = 2: a row that
-// is read serves both). First come those with `active` pixels, which run the unit, then others with pixels `near` them,
-// within one. Weights come packed as fragments, straight into registers, asked for before the barrier ahead of their
-// use. A unit has two barriers, two more if there are decisions, and one more if someone has halted.
+// is read serves both). First come those with active pixels, which run the unit, then others with pixels near them, see
+// Lists. Weights come packed as fragments, straight into registers, asked for before the barrier ahead of their
+// use. A unit has two barriers, one more if there are decisions, and one more if someone has halted.
 //
 // Compiled by NVRTC for each block of a network; the macros in capitals that are not defined here are given.
 // With EMULATED it is plain C++, and the warp's collective instructions are functions of the tests.
@@ -19,7 +19,7 @@
 #include "stamps.cuh"
 #include "convolve.cuh"
 #include "heads.cuh"
-#include "decide.cuh"
+#include "lists.cuh"
 #include "ends.cuh"
 
 // What the phases to come need, into shared memory.
@@ -27,11 +27,19 @@ DEVICE void ask_for(int to, const void* from, int bytes) {
     for (int i = 16 * threadIdx.x; i < bytes; i += 16 * THREADS) copy(to + i, static_cast<const char*>(from) + i);
 }
 
+// Of a convolution; the first one may have fewer inputs.
+DEVICE const uint4* weights_of(const Args& a, int convolution) {
+    return a.weights + (convolution * CHANNELS - (convolution ? CHANNELS - IN : 0)) / 16 * 9 * FRAGMENTS;
+}
+
+// Of the parts of the list.
+DEVICE int lines(int part) { return at<int>(COUNTS + 4 * part); }
+
 extern "C" __global__ void __launch_bounds__(THREADS, CTAS) onchip_block(const Args a) {
     const int first = blockIdx.x * IMAGES;
     const int images = a.batch - first < IMAGES ? a.batch - first : IMAGES;
     ask_for(NORMS, a.norms, 16 * CHANNELS);
-    clear(Y, U - Y);
+    clear(Y, LIST - Y);
     clear(PARTS, NORMS - PARTS);
     for (int word = threadIdx.x; word < (PAST - MASKS) / 4; word += THREADS) {
         const int left = images * PLANE - 32 * word;
@@ -43,20 +51,17 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) onchip_block(const A
     copied();
     enter(a, first, images);
 
-    if (ENTRY_STRIDE == 1) refresh(true);
-    int active = 0, near = 0;  // of the list: lines with active pixels, others with pixels near them
-    const uint4* weights = a.weights;
+    if (ENTRY_STRIDE == 1) refresh<1>(Rows{false, 0, images * PLANE});
+    bool fewer = true;  // than the list has
     for (int unit = 0; unit < a.units; ++unit) {
         STAMP(0);
         const bool entered = ENTRY_STRIDE == 2 && unit == 0;  // the first convolution is done
-        const bool last = unit + 1 == a.units, ask = a.adaptive && !last;
-        const Weights<Source<true, false>> ones(weights);
-        const bool fewer = unit > 0 && a.adaptive && changed();
-        if (unit == 0 || fewer) {
-            const Lists lists;
+        const bool last = unit + 1 == a.units, ask = ADAPTIVE && !last;
+        const Weights<Source<true, false>> ones(weights_of(a, 2 * unit));
+        if (fewer) {
+            Lists lists;
+            if (lists.counts[0] == 0) break;
             lists.write();
-            active = lists.active.count, near = lists.near.count;
-            if (active == 0) break;
             STAMP(1);
             __syncthreads();
         }
@@ -64,37 +69,32 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) onchip_block(const A
         const float* norms = a.norms + (unit + 1) * 4 * CHANNELS;
         if (!last) ask_for(NORMS, norms, 8 * CHANNELS);
         if (ask) ask_for(POOLS, a.pools + unit * CHANNELS, CHANNELS * 4);
-        if (fewer) add_halted();
-        if (a.adaptive && unit > 0) clear_border();
-        if (!entered) convolve<true, false>(ones, Rows{true, 0, active + near});
+        if (ask) ask_for(HEADS, a.heads + unit * (HEAD_BYTES / 16), HEAD_BYTES);
+        if (ADAPTIVE && fewer && unit > 0) add_halted();
+        fewer = false;
+        if (!entered) convolve<true, false>(ones, Rows{true, 0, lines(0) + lines(1)});
         STAMP(3);
-        weights += 9 * (entered ? IN : CHANNELS) / 16 * FRAGMENTS;
-        const Weights<Source<false, false>> twos(weights);
-        weights += 9 * CHANNELS / 16 * FRAGMENTS;
+        const Weights<Source<false, false>> twos(weights_of(a, 2 * unit + 1));
         copied();
         __syncthreads();
         STAMP(4);
         if (!last) ask_for(SECOND_NORM, norms + 2 * CHANNELS, 8 * CHANNELS);
-        if (ask) refresh(false);
+        if (ask) refresh<TALL>(Rows{true, lines(0), lines(1) + lines(2)});
         STAMP(5);
-        convolve<false, false>(twos, Rows{true, 0, active});
+        convolve<false, false>(twos, Rows{true, 0, lines(0)});
         STAMP(6);
-        const Heads heads(a.heads + unit * (CHANNELS / 16) * 32, ask);
         const float bias = ask ? a.biases[unit] : 0;
+        const Head head;
         copied();
         __syncthreads();
         STAMP(7);
         if (ask) {
-            heads(Rows{true, 0, active + near});
+            const bool halted = decide(a, first, unit, head, bias, Rows{true, 0, lines(0)});
             STAMP(8);
-            __syncthreads();
+            fewer = __syncthreads_or(halted);
             STAMP(9);
-            decide(a, first, unit, bias);
-            STAMP(10);
-            __syncthreads();
-            STAMP(11);
         }
     }
-    if (a.adaptive) report(a, first, images);
+    if (ADAPTIVE) report(a, first, images);
     leave(a, first, images);
 }

@@ -8,19 +8,19 @@ struct Args {
     half_t* output;            // the map as (batch, HEIGHT, WIDTH, CHANNELS); of the LAST block, logits of classes
     const uint4* weights;      // of all convolutions, as fragments
     const float* norms;        // of every unit: scale and shift before its convolutions, CHANNELS each
-    const uint4* heads;        // taps of the halting heads, as fragments
+    const uint4* heads;        // taps of the halting heads, see HEADS
     const float* pools;        // of every head: weights of the mean, divided by the number of pixels
     const float* biases;       // of every head
     const uint4* stem;         // as fragments
     const float* last;         // scale and shift of the last norm, weights of the classes, biases
     const float* bounds;       // what logits must exceed to halt: (units - 1, batch, pixels), or null
-    float* probs;              // (units, batch, pixels): halting probabilities, or with keep_logits their logits
-    float* expected;           // (batch, pixels)
+    float* probs;              // (units, batch, pixels): halting probabilities, or with keep_logits their logits; or null
+    float* expected;           // (batch, pixels), with probs
     float* cost;
     long long* steps;
     long long image_stride, channel_stride, row_stride, column_stride;  // of images
     float bound;               // for all, if there are no bounds
-    int batch, units, adaptive, keep_logits;
+    int batch, units, keep_logits;
 #ifdef TORCHPACT_STAMPS
     long long* stamps;
 #endif
@@ -46,7 +46,7 @@ DEVICE constexpr int plane_of(int pixels, int chunks) {
     const int turn = chunks < 8 ? 8 / chunks : 1;
     return 16 * ((pixels - turn + 7) / 8 * 8 + turn);
 }
-constexpr int SLOT_PLANE = plane_of(SLOTS, CHUNKS), HOME_PLANE = plane_of(PIXELS, CHUNKS);
+constexpr int SLOT_PLANE = plane_of(SLOTS, CHUNKS), HOME_PLANE = plane_of(PIXELS + 1, CHUNKS);  // u ends with a pixel of zeros
 
 // The map before, in x while the first convolution reads it.
 constexpr int IN = ENTRY_STRIDE == 2 ? CHANNELS / 2 : CHANNELS;
@@ -56,37 +56,31 @@ constexpr int X_BYTES = up(larger(SLOT_PLANE * CHUNKS, ENTRY_STRIDE == 2 ? in_pl
 DEVICE constexpr int at_once(int images) { return images == 1 || in_plane(images) * (IN / 8) <= X_BYTES ? images : at_once(images - 1); }
 constexpr int AT_ONCE = at_once(IMAGES), IN_PLANE = in_plane(AT_ONCE);
 
-// Of the heads' products: floats from a tap to the next, such that lanes that write meet no bank twice.
-constexpr int PRODUCTS = SLOTS - 2 * PITCH - 2;
-constexpr int STRIDE = (PRODUCTS + 11) / 16 * 16 + 4 <= SLOTS ? (PRODUCTS + 11) / 16 * 16 + 4 : PRODUCTS;
-
 // Offsets into shared memory.
 constexpr int X = 0;
 constexpr int Y = X + X_BYTES;
 constexpr int U = Y + up(SLOT_PLANE * CHUNKS);
 constexpr int LIST = U + up(HOME_PLANE * CHUNKS);         // pixels, the uppermost bits being whether they are active
 constexpr int STEPS = LIST + up(PIXELS / TALL * 2);
-constexpr int CENTRES = STEPS + up(PIXELS);               // of the heads' products, where y has no room for them
-constexpr int PARTS = CENTRES + up(CHANNELS == 16 ? STRIDE * 4 : 0);  // sums of u where it halted: images, warps, channels
+constexpr int PARTS = STEPS + up(PIXELS);                 // sums of u where it halted: images, warps, channels
 constexpr int DOTS = PARTS + up(IMAGES * WARPS * CHANNELS * 4);  // each warp's sums of products with the weights of the mean
-constexpr int NORMS = DOTS + up(IMAGES * WARPS * 4);      // scale and shift before a unit, whose input is made with them
+constexpr int SHARES = DOTS + up(IMAGES * WARPS * 4);     // what logits of an image share, for each warp
+constexpr int COUNTS = SHARES + up(IMAGES * WARPS * 4);   // lines of the parts of the list
+constexpr int NORMS = COUNTS + 16;                        // scale and shift before a unit, whose input is made with them
 constexpr int SECOND_NORM = NORMS + 8 * CHANNELS;         // those before its second convolution
 constexpr int POOLS = SECOND_NORM + 8 * CHANNELS;
-constexpr int MASKS = POOLS + up(CHANNELS * 4);           // a bit for every active pixel
+constexpr int HEADS = POOLS + up(CHANNELS * 4);           // of a head: a row of zeros, three of taps, a row of zeros
+constexpr int HEAD_TAP = 2 * CHANNELS, HEAD_BYTES = 15 * HEAD_TAP;
+constexpr int MASKS = HEADS + up(HEAD_BYTES);             // a bit for every active pixel
 constexpr int PAST = MASKS + up(PIXELS / 8 + 8);          // those of a row when sums were last made, a word for a row
 constexpr int TOTAL = PAST + up(ROWS * 4);
 static_assert(TOTAL == SHARED_BYTES, "the host plans with another layout");
 static_assert(CHANNELS % 16 == 0 && CHUNKS % N_TILES == 0 && N_TILES % 2 == 0, "tiles must fit the channels");
-static_assert((CHANNELS == 16 ? 8 : 9) * STRIDE * 4 <= SLOT_PLANE * CHUNKS, "products must fit y");
 static_assert(HEIGHT % TALL == 0 && TALL <= 2 && PIXELS <= 1 << (16 - TALL), "pixels must fit the list");
 static_assert(WARPS % GROUPS == 0 && WIDTH <= 32 && 32 % CHUNKS == 0, "warps must fit the groups");
 
 template <class T> DEVICE T& at(int byte) { return *reinterpret_cast<T*>(memory + byte); }
 template <class T> DEVICE T* array(int byte) { return reinterpret_cast<T*>(memory + byte); }
-
-// A float that belongs to a slot: a product of a tap; the bytes from the first to the product of the centre.
-DEVICE int product_at(int slot, int tap) { return Y + 4 * (tap * STRIDE + slot - (PITCH + 1)); }
-constexpr int CENTRE = CHANNELS == 16 ? CENTRES - Y : 4 * 8 * STRIDE;
 
 DEVICE int image_of(int pixel) { return IMAGES == 1 ? 0 : pixel / PLANE; }
 // Where u has a pixel: rows are turned, so that classes are those of slots.

@@ -12,9 +12,6 @@ from torchpact.models.units import HaltingHead, ResidualUnit
 AHEAD = 6
 """Steps of 16 inputs that the kernel may read ahead, and so beyond the last."""
 
-AROUND = [0, 1, 2, 3, 5, 6, 7, 8]
-"""The taps of a 3×3 convolution but for the centre."""
-
 
 def fragments(matrix: Tensor) -> Tensor:
     """Return a (k, n) matrix as [k / 16][n / 16][32 lanes][8]: two m16n8k16 fragments for every lane.
@@ -50,17 +47,17 @@ def pack_norms(units: Sequence[ResidualUnit]) -> Tensor:
 
 
 def pack_heads(heads: Sequence[HaltingHead]) -> Tensor:
-    """Return the taps of each head as a matrix of 16 columns, in fragments.
+    """Return [heads][5][3][4 lanes][channels / 4]: three rows of taps between rows of zeros.
 
-    The centre is the ninth; the tenth has the weights of the mean.
+    A lane's numbers are those of channels 16 k + 2 · lane + {0, 1, 8, 9}, for every k.
     """
     packed = []
     for head in heads:
         assert head.conv is not None
-        taps = head.conv.weight.detach()[0].flatten(1)
-        columns = [taps[:, AROUND], taps[:, 4:5], head.linear.weight.detach().t()]
-        packed.append(fragments(F.pad(torch.cat(columns, 1), (0, 6))).flatten())
-    return torch.cat(packed)
+        taps = head.conv.weight.detach()[0].permute(1, 2, 0)
+        lanes = taps.reshape(3, 3, -1, 2, 4, 2).permute(0, 1, 4, 2, 3, 5).reshape(3, 3, 4, -1)
+        packed.append(F.pad(lanes, (0, 0, 0, 0, 0, 0, 1, 1)))
+    return torch.stack(packed)
 
 
 def pack_stem(stem: nn.Conv2d) -> Tensor:

@@ -1,0 +1,187 @@
+// The list of pixels that go on, and what is due to those that have halted.
+#pragma once
+
+DEVICE unsigned widened(unsigned word) { return word | word << 1 | word >> 1; }
+DEVICE unsigned turned(unsigned word, int by) { return word << by | word >> (32 - by) % 32; }
+
+// Bit i of lane j becomes bit j of lane i.
+template <int N> DEVICE void transpose(unsigned (&words)[N]) {
+    const int lane = threadIdx.x % 32;
+    unsigned mask = 0xffff;
+#pragma unroll
+    for (int side = 16; side; side /= 2, mask ^= mask << side) {
+        const unsigned taken = lane & side ? mask : ~mask;
+        const int by = lane & side ? 32 - side : side;
+#pragma unroll
+        for (int n = 0; n < N; ++n) {
+            const unsigned other = turned(__shfl_xor_sync(~0u, words[n], side), by);
+            words[n] = (words[n] & ~taken) | (other & taken);
+        }
+    }
+}
+
+// A part of the list, whose places belong to the eight classes of slots in turn. A class has four lanes, which put their
+// pixels there one after the other; what a class has too many goes to places that others leave.
+struct Turns {
+    int first, count;
+    int before;      // pixels of lanes before, of the class
+    int room, over;  // places of the class; pixels without, of classes before
+    int left, hole;  // places left by classes before; where the next one would be, less eight times `left`
+
+    DEVICE Turns(int first, int count, int pixels) : first(first), count(count) {  // in all, and of the lane
+        const int lane = threadIdx.x % 32;
+        const int near = __shfl_xor_sync(~0u, pixels, 8), pair = pixels + near, far = __shfl_xor_sync(~0u, pair, 16);
+        before = (lane & 8 ? near : 0) + (lane & 16 ? far : 0);
+        const int total = pair + far;
+        const int offset = (lane - first) & 7;
+        room = (count + 7 - offset) / 8;
+        const int both = total > room ? total - room : (room - total) << 16;
+        int sum = both;
+#pragma unroll
+        for (int d = 1; d < 8; d *= 2) {
+            const int other = __shfl_up_sync(~0u, sum, d);
+            if (lane % 8 >= d) sum += other;
+        }
+        over = (sum - both) & 0xffff, left = (sum - both) >> 16;
+        hole = first + offset + 8 * (total - left);
+    }
+    // Of the lane's pixel of this rank, if it is `there`; all lanes ask at once.
+    DEVICE int place(int rank, bool there) const {
+        int to = first + ((int)(threadIdx.x - first) & 7) + 8 * rank;
+        const bool beyond = there && rank >= room;
+        if (__any_sync(~0u, beyond)) {
+            const int number = over + rank - room;
+#pragma unroll
+            for (int c = 0; c < 8; ++c) {
+                const int from = __shfl_sync(~0u, left, c), next = __shfl_sync(~0u, hole, c);
+                if (beyond && number >= from) to = next + 8 * number;
+            }
+        }
+        return to;
+    }
+};
+
+// Active pixels of a row, or of one next to it in the same image.
+DEVICE unsigned mask(int row, int d) {
+    const int within = row % HEIGHT + d;
+    const unsigned bit = (row + d) * WIDTH;
+    if (row >= ROWS || within < 0 || within >= HEIGHT) return 0;
+    unsigned word = array<unsigned>(MASKS)[bit / 32] >> bit % 32;
+    if (32 % WIDTH && bit % 32) word |= array<unsigned>(MASKS)[bit / 32 + 1] << (32 - bit % 32);
+    return word & ALL_COLUMNS;
+}
+
+// Bits of lines, each of TALL rows, at the uppermost of them, where bits are rows.
+DEVICE unsigned of_lines(unsigned word) { return (TALL == 1 ? word : word | word >> 1) & ~0u / ((1 << TALL) - 1); }
+// What has to be turned so that all pixels of a class are together.
+DEVICE int turn_of(int line) { return slot_of(line * TALL * WIDTH) & 7; }
+
+// The list that the masks make has three parts: lines with active pixels; others with pixels within one of such, whose y
+// the second convolution reads; others with pixels within two, whose x the first one reads. Every warp counts all, and
+// writes some lines of a part. A lane looks at a row, then at what of all rows is in its class.
+struct Lists {
+    static constexpr int PARTS = 3;
+    static_assert(WARPS >= PARTS, "every part must have a warp");
+    int counts[PARTS] = {0, 0, 0};  // lines of each; shared memory has them too
+    unsigned own[BLOCKS];  // of the warp's part, bits for rows
+
+    const int warp = anew(threadIdx.x / 32), part = warp % PARTS;
+    // A row and those around, of lines; pixels that are active stay in rows.
+    static DEVICE void look(unsigned (&words)[PARTS], int row) {
+        const unsigned here = mask(row, 0), one = widened(mask(row, -1) | here | mask(row, 1));
+        const unsigned two = widened(one | widened(mask(row, -2) | mask(row, 2)));
+        words[0] = here, words[1] = one & ALL_COLUMNS, words[2] = two & ALL_COLUMNS;
+        unsigned lines = here;
+        if (TALL == 2) {
+            lines |= __shfl_xor_sync(~0u, lines, 1);
+            words[1] |= __shfl_xor_sync(~0u, words[1], 1), words[2] |= __shfl_xor_sync(~0u, words[2], 1);
+        }
+        words[2] &= ~words[1], words[1] &= ~lines;
+    }
+    DEVICE Lists() {
+#pragma unroll
+        for (int b = 0; b < BLOCKS; ++b) {
+            const int row = 32 * b + anew(threadIdx.x % 32);
+            unsigned words[PARTS];
+            look(words, row);
+            const unsigned lines = TALL == 2 ? words[0] | __shfl_xor_sync(~0u, words[0], 1) : words[0];
+#pragma unroll
+            for (int p = 0; p < PARTS; ++p)
+                counts[p] += __reduce_add_sync(~0u, row % TALL ? 0u : __popc(p ? words[p] : lines));
+            own[b] = turned(part == 0 ? words[0] : part == 1 ? words[1] : words[2], turn_of(row / TALL));
+        }
+    }
+    DEVICE void write() {
+        const int lane = threadIdx.x % 32;
+        const int count = part == 0 ? counts[0] : part == 1 ? counts[1] : counts[2];
+        if (threadIdx.x < PARTS)
+            at<int>(COUNTS + 4 * threadIdx.x) = threadIdx.x == 0 ? counts[0] : threadIdx.x == 1 ? counts[1] : counts[2];
+        if (count == 0) return;
+        int pixels = 0;
+        transpose(own);
+#pragma unroll
+        for (int b = 0; b < BLOCKS; ++b) pixels += __popc(of_lines(own[b]));
+        const Turns turns(part == 0 ? 0 : part == 1 ? counts[0] : counts[0] + counts[1], count, pixels);
+        int ahead = turns.before;
+#pragma unroll
+        for (int b = 0; b < BLOCKS; ++b) {
+            const unsigned lines = of_lines(own[b]);
+            const int team = (WARPS - 1 - part) / PARTS + 1, end = ROWS - 32 * b < 32 ? ROWS - 32 * b : 32;
+            for (int bit = warp / PARTS * TALL; bit < end; bit += team * TALL) {
+                const bool there = lines >> bit & 1;
+                const int to = turns.place(ahead + __popc(lines & ((1u << bit) - 1)), there), line = (32 * b + bit) / TALL;
+                const int pixel = line * TALL * WIDTH + ((lane - turn_of(line)) & 31);
+                const unsigned rows = part == 0 ? own[b] >> bit & ((1 << TALL) - 1) : 0;
+                if (there) array<unsigned short>(LIST)[to] = pixel | rows << (16 - TALL);
+            }
+            ahead += __popc(lines);
+        }
+    }
+};
+
+// Add u of pixels of a row that have halted since the last time to the warp's sums. Each part of the lanes takes as many
+// columns as it has lanes.
+DEVICE void add_halted(int row) {
+    constexpr int LANES = CHANNELS < 64 ? CHANNELS / 2 : 32;
+    const int lane = threadIdx.x % 32;
+    const unsigned now = mask(row, 0), gone = array<unsigned>(PAST)[row] & ~now;
+    if (gone == 0) return;
+#pragma unroll
+    for (int pair = lane % LANES; pair < CHANNELS / 2; pair += LANES) {
+        unsigned columns = gone >> lane / LANES * LANES & ~0u >> (32 - LANES);
+        float2 sum = make_float2(0, 0);
+        for (; columns; columns &= columns - 1) {
+            const int pixel = row * WIDTH + lane / LANES * LANES + __ffs(columns) - 1;
+            const float2 u = unpack(at<unsigned>(home_at(pixel, pair / 4) + 4 * (pair % 4)));
+            sum.x += u.x, sum.y += u.y;
+        }
+#pragma unroll
+        for (int other = LANES; other < 32; other *= 2) {
+            sum.x += __shfl_xor_sync(~0u, sum.x, other);
+            sum.y += __shfl_xor_sync(~0u, sum.y, other);
+        }
+        float2& to = at<float2>(PARTS + 8 * ((row / HEIGHT * WARPS + threadIdx.x / 32) * (CHANNELS / 2) + pair));
+        if (lane < LANES) to.x += sum.x, to.y += sum.y;
+    }
+    __syncwarp();
+    if (lane == 0) array<unsigned>(PAST)[row] = now;
+}
+DEVICE void add_halted() {
+    for (int row = threadIdx.x / 32; row < ROWS; row += WARPS) add_halted(row);
+}
+
+// x = relu(norm(u)) at pixels of the list, or at consecutive ones.
+template <int T> DEVICE void refresh(const Rows& rows) {
+    const int chunk = threadIdx.x % CHUNKS;
+    const Norm norm(array<float>(NORMS), CHANNELS, chunk);
+    // from the last warp on, for the first ones have most to convolve then
+    const int start = ((WARPS - 1 - threadIdx.x / 32) * 32 + threadIdx.x % 32) / CHUNKS;
+    for (int i = start; i < rows.count; i += THREADS / CHUNKS) {
+        const Entry entry = rows[i];
+#pragma unroll
+        for (int t = 0; t < T; ++t) {
+            const int pixel = entry.pixel(t);
+            at<uint4>(X + slot_at(slot_of(pixel), chunk)) = norm(at<uint4>(home_at(pixel, chunk)));
+        }
+    }
+}
