@@ -8,6 +8,7 @@ from torch import Tensor
 
 from torchpact.data import load_enwik8, load_sample_text
 from torchpact.training import SequenceTrainConfig, SequenceTrainer, Texts, sequence_preset
+from torchpact.training.sequence_joint import join_sequences
 
 
 def sequence_configs(
@@ -57,9 +58,12 @@ def sequence_trainers(
     data: Path | None,
     **options: Any,
 ) -> list[SequenceTrainer]:
-    """Return a trainer for each configuration."""
+    """Return a trainer for each configuration; on a GPU those of one kind are trained by the same kernels."""
     texts = load_texts(data, device) if configs[0].is_text else None
-    return [
+    trainers = [
         SequenceTrainer(config, folder, device, texts, **options)
         for config, folder in zip(configs, folders, strict=True)
     ]
+    if device.type == "cuda":
+        join_sequences([trainer.learner for trainer in trainers])
+    return trainers

@@ -56,7 +56,7 @@ class SequenceRun:
     @property
     def kind(self) -> SequenceTrainConfig:
         """What runs that are alike have in common."""
-        return replace(self.config, tau=0.0, seed=0)
+        return replace(self.config, tau=0.0, seed=0, free=0.0)
 
 
 def sequence_run(scale: str, task: str, method: str, seed: int, **settings: Any) -> SequenceRun:

@@ -19,6 +19,7 @@ from torchpact.training import (
     train_together,
 )
 from torchpact.training.config import Precision
+from torchpact.training.sequence_joint import join_sequences
 
 
 def missing(runs: Iterable[AnyRun], archive: Archive) -> list[AnyRun]:
@@ -67,6 +68,8 @@ def make(
                 failed.add(run.name)
                 continue
             trainers[run.name] = run, trainer
+        if place.type == "cuda":
+            join_sequences([t.learner for _, t in trainers.values() if isinstance(t, SequenceTrainer)])
         try:
             train_all([trainer for _, trainer in trainers.values()])
         except TrainingError as error:

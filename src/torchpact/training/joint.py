@@ -69,6 +69,8 @@ class Joint(ImageIterations):
         if not can_join(learners):
             raise ValueError("expected learners of one kind that have not begun, or not on this device")
         first = learners[0]
+        if first.device.type == "cuda":  # weights may still be on their way, from another stream
+            torch.cuda.synchronize(first.device)
         self.learners = list(learners)
         self.config, self.device, self.iteration = first.config, first.device, first.iteration
         self.model, self.teacher = self._stacked_model(), first.teacher

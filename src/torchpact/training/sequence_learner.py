@@ -1,7 +1,8 @@
 """One network learning from sequences: fresh examples of a task, or a text read window by window.
 
 As for images, everything random is a function of the seed and the iteration, and on a GPU the iteration is
-captured in a CUDA graph. The states that a text leaves behind are part of the state of training.
+captured in a CUDA graph. The states that a text leaves behind are part of the state of training. Where there
+are kernels for several networks at once, one that is alone on a GPU is trained by them too.
 """
 
 import torch
@@ -16,6 +17,7 @@ from torchpact.training.capturing import Captured
 from torchpact.training.iterations import Iterations
 from torchpact.training.sequence import lengths_of, sequence_loss
 from torchpact.training.sequence_config import SequenceTrainConfig, make_task
+from torchpact.training.sequence_joint import can_join_sequences, join_sequences, make_adam
 from torchpact.training.state import (
     check_same_tensors,
     collect,
@@ -62,11 +64,7 @@ class SequenceLearner(Iterations):
         self.model = model.to(self.device).train()
         self.baseline = EMABaseline(config.baseline_decay).to(self.device)
         self.lr = torch.tensor(config.lr, device=self.device) if self.capture else config.lr
-        # fused kernels take a learning rate that lives on the device, which a captured iteration needs
-        fused = True if self.capture else None
-        self.optimizer = torch.optim.Adam(
-            self.model.parameters(), lr=self.lr, fused=fused, capturable=self.capture
-        )
+        self.optimizer = make_adam(self.model.parameters(), self.lr)
         self.streams: Streams | None = None
         self._states: list[State] = []
         if config.is_text:
@@ -84,6 +82,18 @@ class SequenceLearner(Iterations):
         self._since = 0
         self._rate = config.lr
         self.captured = Captured(self.device) if self.capture else None
+        self.own_kernels = self.capture
+        """Whether it is trained by those for several networks, where they are for its kind."""
+        self.joined: Iterations | None = None
+
+    def advance(self) -> None:
+        """Train for one iteration, and those joined with it; the work may still be under way on return."""
+        if self.own_kernels and self.joined is None and can_join_sequences([self]):
+            join_sequences([self])
+        if self.joined is not None:
+            self.joined.advance()
+        else:
+            super().advance()
 
     @property
     def pace(self) -> tuple[str, int]:
@@ -182,9 +192,7 @@ class SequenceLearner(Iterations):
     def load_state(self, tensors: dict[str, Tensor], iteration: int) -> None:
         """Continue from a state that :meth:`state` gave, at that iteration."""
         with self._on_stream():
-            if self.captured is None:
-                make_room(self.model, self.optimizer, tensors)
-            self._prepare()
+            make_room(self.model, self.optimizer, tensors, self.capture)
             own = self.state()
             check_same_tensors(own, tensors)
             for name, value in own.items():

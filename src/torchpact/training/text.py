@@ -1,7 +1,7 @@
 """Text as streams that are read side by side, and what a network makes of them, in bits a character."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -12,11 +12,12 @@ from torch import Tensor
 from torchpact import _state
 from torchpact._checks import check_count
 from torchpact._state import State
-from torchpact.block import Ponder, use_mode
+from torchpact.block import use_mode
 from torchpact.models.rnn import AdaptiveRNN
 from torchpact.models.sequence import SequenceNet
 from torchpact.modes import Mode
 from torchpact.training.capturing import Captured
+from torchpact.training.joint_text import can_read, read_alone
 
 PASSAGE = 240
 """Of how many characters at the beginning of a text the steps are put down one by one."""
@@ -125,9 +126,8 @@ def evaluate_on_text(
                     counts.index_add_(0, kinds, torch.ones_like(kinds, dtype=torch.double))
                 nll, right = (sums / counts.sum()).tolist()
             passage = text[:PASSAGE].long()
-            logits, _, ponders = model(passage.unsqueeze(0))
-            log_p = logits[0, :-1, 0].log_softmax(-1).gather(-1, passage[1:, None])[:, 0]
-            alone = _steps(ponders)[0]
+            logits, _, alone = _look(model, passage.unsqueeze(0), model.zero_states(1))
+            log_p = logits[0, :-1].log_softmax(-1).gather(-1, passage[1:, None])[:, 0]
     finally:
         model.train(training)
     total = counts.sum()
@@ -140,7 +140,7 @@ def evaluate_on_text(
         steps_by_kind={kind: mean for kind, mean in zip(KINDS, means, strict=True) if not math.isnan(mean)},
         characters=int(total),
         passage=bytes(passage.tolist()).decode("latin-1"),
-        passage_steps=[int(n) for n in alone.tolist()],
+        passage_steps=[int(n) for n in alone[0].tolist()],
         passage_bits=[8.0, *(-log_p / math.log(2)).tolist()],
     )
 
@@ -176,11 +176,11 @@ class _Reading:
         return self._read_last
 
     def _read(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
-        logits, states, ponders = self.model(inputs, self.states)
+        logits, states, steps = _look(self.model, inputs, self.states)
         for kept, after in zip(self.states, states, strict=True):
             for mine, new in zip(_state.parts(kept), _state.parts(after), strict=True):
                 mine.copy_(new)
-        return logits.squeeze(2), _steps(ponders)
+        return logits, steps
 
     def _record(self, captured: Captured) -> None:
         layers = [layer for layer in self.model.rnn.layers if isinstance(layer, AdaptiveRNN)]
@@ -200,8 +200,12 @@ class _Reading:
         self._read_last = self._read(self._inputs)
 
 
-def _steps(ponders: list[Ponder]) -> Tensor:
-    return torch.stack([ponder.steps for ponder in ponders]).sum(0)
+def _look(model: SequenceNet, inputs: Tensor, states: list[State]) -> tuple[Tensor, Sequence[State], Tensor]:
+    """Logits of each character, states in the end, and steps; on a GPU in few kernels, if there are some."""
+    if inputs.is_cuda and can_read(model):
+        return read_alone(model, inputs, states)
+    logits, after, ponders = model(inputs, states)
+    return logits.squeeze(2), after, torch.stack([ponder.steps for ponder in ponders]).sum(0)
 
 
 def _kind(byte: int) -> int:

@@ -1,0 +1,122 @@
+"""Trained networks on the chip: real test images, beside the best dense alternative and itself run dense.
+
+    python benchmarks/onchip.py NETWORK... [--data FOLDER] [--batch 1 64 1024] [--out benchmarks/onchip.csv]
+
+A network is a checkpoint, a run's folder or a name of the zoo. For each precision: accuracy on all test
+images beside that of the model in single precision (no TF32), and the share of positions that take as many
+steps. For each batch: images a second of the deployed network, called as users call it; of the plain network
+of equal depth by the same kernels (``itself_dense``) and by the best of eager, channels last, batch norms
+folded and torch.compile with max-autotune (``best_dense``), which is a CUDA graph, in bfloat16.
+"""
+
+import argparse
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from gpu_timing import called
+from table import write_csv
+from torch import Tensor
+
+from torchpact.bench.dense import FoldedNet, dense_alternatives, plain_net
+from torchpact.block import use_mode
+from torchpact.commands.common import find_network, load_test
+from torchpact.data import Images
+from torchpact.engines import deploy
+from torchpact.flops import flops_from_ponders, max_flops
+from torchpact.models import ResNet
+from torchpact.training.inputs import as_input
+
+PRECISIONS = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def on_test_images(network: Any, data: Images, dtype: torch.dtype) -> tuple[float, float, list[Tensor]]:
+    """Accuracy, FLOPs of an image, and the steps of every position, block by block."""
+    right, flops, steps = 0.0, 0.0, []
+    for start in range(0, len(data), 1000):
+        part = slice(start, start + 1000)
+        images = as_input(data.images[part]).to(dtype)
+        logits, ponders = network(images)
+        right += float((logits.float().argmax(1) == data.labels[part]).sum())
+        if isinstance(network, ResNet):
+            flops += float(flops_from_ponders(network, ponders, images.shape).total.double().sum())
+        steps.append(torch.cat([ponder.steps.flatten() for ponder in ponders]))
+    return right / len(data), flops / len(data), steps
+
+
+class DenseSpeeds:
+    """Images a second of plain networks, by depth and batch; each is measured once."""
+
+    def __init__(self, compiling: bool) -> None:
+        self.compiling = compiling
+        self.known: dict[tuple[int, int], dict[str, Any]] = {}
+
+    def __call__(self, model: ResNet, images: Tensor) -> dict[str, Any]:
+        """Measure, or remember."""
+        key = model.config.units, len(images)
+        if key not in self.known:
+            plain = plain_net(model.config).cuda().to(images.dtype)
+            ways = dense_alternatives(plain, FoldedNet(plain), images, self.compiling)
+            times = {name: called(run, seconds=0.2) for name, run in ways.items()}
+            best = min(times, key=times.__getitem__)
+            itself = deploy(plain, images, engines=["onchip"])
+            self.known[key] = {
+                "best_dense": best,
+                "best_dense_images_s": round(1e6 * len(images) / times[best]),
+                "itself_dense_images_s": round(1e6 * len(images) / called(lambda: itself(images))),
+            }
+        return self.known[key]
+
+
+@torch.no_grad()
+def rows_of(name: str, data: Images, batches: list[int], dense: DenseSpeeds) -> list[dict[str, Any]]:
+    model, config = find_network(name)
+    model = model.eval().cuda()
+    found = []
+    with use_mode(model, "thresholded", details=False):
+        accuracy, flops, steps = on_test_images(model, data, torch.float32)
+        share = flops / max_flops(plain_net(model.config), (1, 3, 32, 32))
+        for precision, dtype in PRECISIONS.items():
+            own = find_network(name)[0].eval().cuda().to(dtype)
+            with use_mode(own, "thresholded", details=False):
+                for batch in batches:
+                    images = as_input(data.images).to(dtype)[:batch]
+                    images = images if len(images) == batch else images[:1024].repeat(batch // 1024, 1, 1, 1)
+                    fast = deploy(own, images)
+                    row: dict[str, Any] = {"network": f"ResNet-{6 * model.config.units + 2}"}
+                    row |= {"masks": f"{config.method}, tau {config.tau:g}", "precision": precision}
+                    row |= {"batch": batch, "flops": round(share, 3)}
+                    row |= {"engine": fast.report.measurements[-1].engine} | dense(model, images.bfloat16())
+                    speed = 1e6 * batch / called(partial(fast, images))
+                    row |= {"images_s": round(speed), "faster": round(speed / row["best_dense_images_s"], 2)}
+                    row["of_theory_over_itself"] = round(speed / row["itself_dense_images_s"] * share, 2)
+                    row |= {"accuracy_fp32": accuracy}
+                    if batch == 1024:
+                        ours, _, taken = on_test_images(fast, data, dtype)
+                        same = [(a == b).float().mean().item() for a, b in zip(taken, steps, strict=True)]
+                        row |= {"accuracy": ours, "same_steps": round(sum(same) / len(same), 5)}
+                    print(*row.values(), sep="\t", flush=True)
+                    found.append(row)
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="trained networks on the chip")
+    parser.add_argument("networks", nargs="+")
+    parser.add_argument("--data", type=Path)
+    parser.add_argument("--batch", type=int, nargs="*", default=[1, 64, 1024, 8192])
+    parser.add_argument("--quick", action="store_true", help="leave torch.compile out")
+    parser.add_argument("--out", type=Path, default=Path(__file__).with_suffix(".csv"))
+    arguments = parser.parse_args()
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+    data, dense = load_test(arguments.data, torch.device("cuda")), DenseSpeeds(not arguments.quick)
+    rows: list[dict[str, Any]] = []
+    for name in arguments.networks:
+        rows += rows_of(name, data, arguments.batch, dense)
+        columns = list(dict.fromkeys(key for row in rows for key in row))
+        write_csv(arguments.out, [{key: row.get(key, "") for key in columns} for row in rows])
+
+
+if __name__ == "__main__":
+    main()
