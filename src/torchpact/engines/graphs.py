@@ -38,6 +38,7 @@ class Recording:
     ) -> None:
         device = example.device
         stream = stream or torch.cuda.Stream(device)
+        self.function = function  # whose weights the graph reads: they must not go before it
         self.graph = torch.cuda.CUDAGraph()
         for generator in generators:
             self.graph.register_generator_state(generator)
