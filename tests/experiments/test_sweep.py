@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from tests.training import small
-from torchpact.experiments import EXPERIMENTS, SCALES, Archive, Run, make, missing
+from torchpact.experiments import EXPERIMENTS, SCALES, Archive, Run, make, missing, sweep
 from torchpact.experiments.archive import _UNIMPORTANT
 from torchpact.experiments.runs import with_needed
 from torchpact.training import TrainingError, train_together
@@ -183,6 +183,21 @@ def test_weights_that_are_gone_are_made_again_and_not_taken_half_made(archive, d
     assert archive.files(plain).last.is_file()
     assert archive.weights(plain) is None
     assert missing([act], archive) == [plain, act]
+
+
+def test_those_of_one_kind_are_trained_by_the_same_kernels(archive, data):
+    """As they are on a GPU."""
+    joined = []
+
+    def train(trainers):
+        sweep._join(trainers)
+        joined.append([trainer.learner.joined is not None for trainer in trainers])
+        train_together(trainers)
+
+    runs = [*family(0), *family(1), Run(small.config("plain", seed=2, iterations=4, batch=8))]
+    assert make(runs, archive, *data, train_all=train) == []
+    assert joined == [[True, True, False], [True, True]]
+    assert all(archive.record(run) is not None for run in runs)
 
 
 @pytest.mark.parametrize("together", [1, 4])

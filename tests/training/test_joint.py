@@ -142,6 +142,7 @@ def test_those_of_one_kind_join():
         ("relaxed", {"network": {"halting_norm": True}}),
         ("relaxed", {"optimizer": "adam"}),
         ("relaxed", {"deterministic": True}),
+        ("relaxed", {"variance_samples": 2}),
     ],
 )
 def test_what_cannot_be_joined_is_told(method, settings):

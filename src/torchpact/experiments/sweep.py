@@ -11,6 +11,7 @@ from torchpact.experiments.archive import Archive
 from torchpact.experiments.rnn_runs import SequenceRun
 from torchpact.experiments.runs import AnyRun, Run, batches, with_needed
 from torchpact.training import (
+    Learner,
     SequenceTrainer,
     Texts,
     Trainer,
@@ -19,7 +20,9 @@ from torchpact.training import (
     train_together,
 )
 from torchpact.training.config import Precision
+from torchpact.training.joint import join
 from torchpact.training.sequence_joint import join_sequences
+from torchpact.training.sequence_learner import SequenceLearner
 
 
 def missing(runs: Iterable[AnyRun], archive: Archive) -> list[AnyRun]:
@@ -46,8 +49,9 @@ def make(
     """Train all runs that are missing; return what went wrong, in lines.
 
     Those on images need ``train`` and ``test``, those on text ``texts``; with neither, ``device`` says
-    where. What was begun goes on from its last checkpoint. A run that fails, or cannot start since
-    another one has, does not keep the others from being made.
+    where. On a GPU those of one kind are trained by the same kernels, if begun together, so that what they
+    draw depends on each other. What was begun goes on from its last checkpoint. A run that fails, or cannot
+    start since another one has, does not keep the others from being made.
     """
     runs = with_needed(runs)
     archive.recover(runs)
@@ -69,7 +73,7 @@ def make(
                 continue
             trainers[run.name] = run, trainer
         if place.type == "cuda":
-            join_sequences([t.learner for _, t in trainers.values() if isinstance(t, SequenceTrainer)])
+            _join([trainer for _, trainer in trainers.values()])
         try:
             train_all([trainer for _, trainer in trainers.values()])
         except TrainingError as error:
@@ -82,6 +86,13 @@ def make(
                 else:
                     failed.add(run.name)
     return problems
+
+
+def _join(trainers: Iterable[TrainingLoop[Any]]) -> None:
+    """Have those of one kind be trained by the same kernels."""
+    learners = [trainer.learner for trainer in trainers]
+    join([one for one in learners if isinstance(one, Learner)])
+    join_sequences([one for one in learners if isinstance(one, SequenceLearner)])
 
 
 def _trainer(

@@ -36,15 +36,15 @@ def join(learners: Sequence[Learner]) -> list["Joint"]:
 def can_join(learners: Sequence[Learner]) -> bool:
     """Whether these can be trained by the same kernels: of one kind, at the same iteration, and not begun.
 
-    Their seeds and prices may differ. Not for decisions per image, heads with batch norm, REINFORCE,
-    Adam, different teachers, process groups or deterministic runs.
+    Their seeds and prices may differ. Not for decisions per image, heads with batch norm, REINFORCE, Adam,
+    different teachers, measurements of the variance, process groups or deterministic runs.
     """
     first = learners[0]
     config = first.config
     return (
         config.method in ("plain", "relaxed", "act")
         and config.optimizer == "sgd"
-        and not (config.deterministic or config.network.halting_norm)
+        and not (config.deterministic or config.network.halting_norm or config.variance_samples)
         and config.network.per == "pixel"
         and all(
             replace(one.config, tau=config.tau, seed=config.seed) == config

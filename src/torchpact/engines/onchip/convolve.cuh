@@ -218,7 +218,8 @@ template <bool FIRST, bool ENTRY> struct Convolution {
             unsigned old[T][2][N_TILES];
 #pragma unroll
             for (int i = 0; i < 2 * T; ++i)
-                if (!FIRST) read(old[i / 2][i % 2], entries[i % 2].pixel(top + i / 2));
+                // what fills up the last tile must not be read: other lanes write that pixel
+                if (!FIRST && row + 8 * (i % 2) < rows.count) read(old[i / 2][i % 2], entries[i % 2].pixel(top + i / 2));
 #pragma unroll
             for (int i = 0; i < 2 * T; ++i) {
                 const int t = i / 2, half = i % 2;
