@@ -24,6 +24,7 @@ from torchpact.training import (
     preset,
 )
 from torchpact.training.config import DISTILL
+from torchpact.training.joint import join
 from torchpact.training.sequence_config import TASKS
 
 NETWORKS = {"resnet32": 5, "resnet110": 18}
@@ -243,7 +244,7 @@ def _image_trainers(
     configs = [replace(base, tau=t, seed=s) for t in taus or [base.tau] for s in seeds or [0]]
     train_set, test_set = load_data(data, place, given["images"])
     start, teacher = given["warm_start"], given["teacher"]
-    return [
+    trainers = [
         Trainer(
             config,
             folder,
@@ -255,6 +256,9 @@ def _image_trainers(
         )
         for config, folder in zip(configs, _folders(out, configs), strict=True)
     ]
+    if place.type == "cuda":  # those of one kind are trained by the same kernels
+        join([trainer.learner for trainer in trainers])
+    return trainers
 
 
 def _refuse(options: dict[str, Any], where: str) -> None:

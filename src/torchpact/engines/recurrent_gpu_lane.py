@@ -24,8 +24,8 @@ Cell = nn.LSTMCell | nn.GRUCell | nn.RNNCell
 ITERATIONS = 4
 """In a graph. Where they are fast, four take little longer than the host needs to start the next graph; in
 the end up to two graphs are run in vain. Rows are gathered but twice, since the rows of a product are as many
-throughout, and thousands of programs that count in one place wait for each other. Layers of more than 512
-units, whose iterations take long, have half as many, so as to do less in vain."""
+throughout, and thousands of programs that count in one place wait for each other; before each of the two an
+iteration that does not gather sets the count to 0, so four are the fewest there can be."""
 LEAST_ROWS = 32
 """Of a product that is made smaller when sequences end, half as many in half precision. On an H200 a product
 of cuBLAS in single precision takes longer for 16 rows than for 32: 32 µs and 28 with 1500 units."""
@@ -111,7 +111,6 @@ class Lane:
         self.places: tuple[Tensor, Tensor] | None = None
         least = LEAST_ROWS if weight.dtype == torch.float32 else LEAST_ROWS // 2
         self.sizes = [capacity] if fixed else rungs(capacity, least)
-        self.iterations = ITERATIONS if size <= 512 else ITERATIONS // 2
         self.graphs: dict[int, torch.cuda.CUDAGraph] = {}
         self.done: torch.cuda.Event | None = None
         if weight.is_cuda:
@@ -169,8 +168,8 @@ class Lane:
     def _iterate(self, rows: int) -> None:
         """Move so many rows by some iterations, and tell the host how many are left."""
         old = 0
-        for iteration in range(self.iterations):
-            gathers = (iteration + 1) % (self.iterations // 2) == 0  # twice, so as to end where it began
+        for iteration in range(ITERATIONS):
+            gathers = (iteration + 1) % (ITERATIONS // 2) == 0  # twice, so as to end where it began
             new = 1 - old if gathers else old
             torch.mm(self.h[old, :rows], self.weight, out=self.gates[:rows])
             self.kernels.move[(rows,)](

@@ -218,8 +218,7 @@ template <bool FIRST, bool ENTRY> struct Convolution {
             unsigned old[T][2][N_TILES];
 #pragma unroll
             for (int i = 0; i < 2 * T; ++i)
-                // what fills up the last tile must not be read: other lanes write that pixel
-                if (!FIRST && row + 8 * (i % 2) < rows.count) read(old[i / 2][i % 2], entries[i % 2].pixel(top + i / 2));
+                if (!FIRST) read(old[i / 2][i % 2], entries[i % 2].pixel(top + i / 2), row + 8 * (i % 2) < rows.count);
 #pragma unroll
             for (int i = 0; i < 2 * T; ++i) {
                 const int t = i / 2, half = i % 2;
@@ -229,9 +228,11 @@ template <bool FIRST, bool ENTRY> struct Convolution {
         }
     }
     static DEVICE int home(int pixel) { return home_at(pixel, group() * N_TILES) + 4 * (threadIdx.x % 4); }
-    static DEVICE void read(unsigned (&u)[N_TILES], int pixel) {
+    // What fills up the last tile is a pixel that other lanes write, and is not used: zeros are read instead.
+    static DEVICE void read(unsigned (&u)[N_TILES], int pixel, bool there) {
+        const int from = there ? home(pixel) : U + 16 * PIXELS;
 #pragma unroll
-        for (int n = 0; n < N_TILES; ++n) u[n] = at<unsigned>(home(pixel) + HOME_PLANE * n);
+        for (int n = 0; n < N_TILES; ++n) u[n] = at<unsigned>(from + HOME_PLANE * n);
     }
     // Half of a tile: to y; or with what u was to u, if the pixel is active, and then to x.
     DEVICE void write(const float (&c)[N_TILES][4], int half, const unsigned (&old)[N_TILES], int pixel, bool active) {
