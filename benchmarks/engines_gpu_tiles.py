@@ -71,11 +71,11 @@ class Work:
         """Queue one of the two convolutions of a unit."""
         channels, size, _ = self.shape
         places, count = self.lists[0 if first else 1], self.counts[0 if first else 1]
-        parts = channels // (tiles.narrow or tiles.outputs)
+        parts = channels // tiles.outputs
         programs = min(tiles.programs * self.processors, -(-self.goes_on.numel() // tiles.pixels) * parts)
         convolve[(programs,)](
             self.maps[0], self.weight, self.bias, self.maps[1], self.maps[1], self.sums, places, count,
-            self.goes_on.numel(), size, size, self.processors // 2,
+            self.goes_on.numel(), size, size,
             **constants(channels, size, tiles, first),
         )  # fmt: skip
 
@@ -83,7 +83,7 @@ class Work:
 def constants(channels: int, size: int, tiles: Tiles, first: bool) -> dict[str, Any]:
     return {
         "C": channels, "D": channels, "TAPS": 9, "P": tiles.pixels, "N": tiles.outputs, "K": tiles.inputs,
-        "NARROW": tiles.narrow, "ALL": False, "LAST": not first, "SUMS": size**2 > SMALL,
+        "ALL": False, "LAST": not first, "SUMS": size**2 > SMALL,
         "PRECISION": "tf32", "num_warps": tiles.warps, "num_stages": tiles.stages,
     }  # fmt: skip
 
@@ -93,7 +93,7 @@ def compile_ahead(job: tuple[int, int, Tiles, bool]) -> None:
     channels, size, tiles, first = job
     half, single, whole = torch.bfloat16, torch.float32, torch.int32
     convolve.warmup(
-        half, half, single, half, half, single, whole, whole, 1, size, size, 1,
+        half, half, single, half, half, single, whole, whole, 1, size, size,
         grid=(1,), **constants(channels, size, tiles, first),
     )  # fmt: skip
 
@@ -121,9 +121,8 @@ def rows_of(shape: tuple[int, int, int], active: float) -> list[dict[str, object
     for first in (True, False):
         times = {tiles: measured(work, tiles, first) for tiles in candidates(channels)}
         for tiles in sorted(times, key=times.__getitem__)[:3]:  # how many programs matters less
-            halves = {0, tiles.outputs // 2 if channels > 128 else 0}
-            for programs, narrow in itertools.product((1, 2, 3, 4, 8), halves):
-                other = tiles._replace(programs=programs, narrow=narrow)
+            for programs in (1, 2, 3, 4, 8):
+                other = tiles._replace(programs=programs)
                 times[other] = measured(work, other, first)
         for tiles, time in times.items():
             share = work.share[0 if first else 1]

@@ -13,7 +13,7 @@ from torchpact.engines.gpu_lists import advance, decide, prepare
 from torchpact.engines.gpu_tiles import TILES, deciding
 
 MAPS = {"x", "y", "u", "old", "before"}
-INTEGERS = {"pixels", "height", "width", "iteration", "last", "few"}
+INTEGERS = {"pixels", "height", "width", "iteration", "last"}
 POINTERS = {"goes_on": "*u8", "steps": "*i64", "counts": "*i64"}
 
 
@@ -46,12 +46,12 @@ def compiled(kernel: Any, warps: int, stages: int = 3, **constants: Any) -> None
 
 def main() -> None:
     tiles, size = TILES[256][1], {"P": 64, "K": 32}
-    cut = {"P": tiles.pixels, "N": tiles.outputs, "K": tiles.inputs, "NARROW": tiles.narrow}
+    cut = {"P": tiles.pixels, "N": tiles.outputs, "K": tiles.inputs}
     common: dict[str, Any] = {"ALL": False, "PRECISION": "tf32"}
     compiled(
         convolve, tiles.warps, tiles.stages, C=256, D=256, TAPS=9, LAST=True, SUMS=False, **cut, **common
     )
-    compiled(convolve, 4, C=64, D=256, TAPS=1, LAST=True, SUMS=True, **(cut | {"NARROW": 0}), **common)
+    compiled(convolve, 4, C=64, D=256, TAPS=1, LAST=True, SUMS=True, **cut, **common)
     compiled(activate, 4, C=256, **size)
     compiled(decide, 4, C=64, ALL=False, SAMPLES=True, **size)
     compiled(prepare, 4, C=64, ALL=False, **size)

@@ -244,13 +244,12 @@ class _Run:
         old, outputs = self.u if everywhere is None else everywhere, [*self.maps[1:], self.u]
         for index, (weight, bias, taps) in enumerate(unit.convolutions):
             tiles, which = self.block.tiles[index], 2 if index else 1
-            parts = weight.size(1) // (tiles.narrow or tiles.outputs)
+            parts = weight.size(1) // tiles.outputs
             self.kernels.convolve[self._grid(tiles.pixels, tiles.programs, parts)](
                 self.maps[index], weight, unit.scale if bias is None else bias, outputs[index], old,
                 self.sums, self.lists[which], self.lengths[which], self.pixels, height, width,
-                self.block.processors // 2,
                 C=self.maps[index].size(3), D=weight.size(1), TAPS=taps,
-                P=tiles.pixels, N=tiles.outputs, K=tiles.inputs, NARROW=tiles.narrow,
+                P=tiles.pixels, N=tiles.outputs, K=tiles.inputs,
                 ALL=everywhere is not None, LAST=index == last, SUMS=not self.small,
                 PRECISION=self.block.precision, num_warps=tiles.warps, num_stages=tiles.stages,
             )  # fmt: skip

@@ -62,48 +62,19 @@ def raise_rows(  # type: ignore[no-untyped-def]
         tl.store(before + row + k[None, :], raised.to(before.dtype.element_ty), mask=there[:, None])
 
 
-@triton.jit(do_not_specialize=["pixels", "few"])  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize=["pixels"])  # type: ignore[untyped-decorator]
 def convolve(  # type: ignore[no-untyped-def]
-    x, weight, bias, y, old, sums, places, count, pixels, height, width, few,
+    x, weight, bias, y, old, sums, places, count, pixels, height, width,
     C: tl.constexpr, D: tl.constexpr, TAPS: tl.constexpr, P: tl.constexpr, N: tl.constexpr, K: tl.constexpr,
-    NARROW: tl.constexpr, ALL: tl.constexpr, LAST: tl.constexpr, SUMS: tl.constexpr, PRECISION: tl.constexpr,
+    ALL: tl.constexpr, LAST: tl.constexpr, SUMS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """A convolution of C channels to D, 3×3 or 1×1, at the listed pixels, and what comes after it.
 
     Its result is relu(· + bias), unless it is the ``LAST`` one of a unit. That leaves ``old`` and its result
     in ``y`` and, with ``SUMS``, adds what is new to ``sums``, which has a row for every image; with ``ALL``
-    that is everything.
-
-    Where there are no more than so ``few`` tiles, they have ``NARROW`` outputs, if any, so that more programs
-    have one.
+    that is everything. Tiles are numbered through all pixels and outputs.
     """
     total = pixels if ALL else tl.load(count)
-    if NARROW > 0:
-        tiles = tl.cdiv(total, P) * (D // N)
-        if tiles <= few:
-            _tiles(
-                x, weight, bias, y, old, sums, places, total, height, width,
-                C, D, TAPS, P, NARROW, K, ALL, LAST, SUMS, PRECISION,
-            )  # fmt: skip
-            return
-    _tiles(
-        x, weight, bias, y, old, sums, places, total, height, width,
-        C, D, TAPS, P, N, K, ALL, LAST, SUMS, PRECISION,
-    )  # fmt: skip
-
-
-@triton.jit  # type: ignore[untyped-decorator]
-def _tiles(  # type: ignore[no-untyped-def]
-    x, weight, bias, y, old, sums, places, total, height, width,
-    C: tl.constexpr, D: tl.constexpr, TAPS: tl.constexpr, P: tl.constexpr, N: tl.constexpr, K: tl.constexpr,
-    ALL: tl.constexpr, LAST: tl.constexpr, SUMS: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
-    """The tiles of one program.
-
-    They are numbered through all pixels and outputs: programs of low numbers run on multiprocessors of their
-    own, so that two of these have a tile each before one has two. With numbers of pixels alone it took
-    19.7 µs, not 13.7, to convolve 256 channels at a quarter of 64 maps of 14×14 on an H200.
-    """
     k = tl.arange(0, K)
     slices: tl.constexpr = C // K
     parts: tl.constexpr = D // N

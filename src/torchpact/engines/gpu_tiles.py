@@ -16,8 +16,6 @@ class Tiles(NamedTuple):
     """Products whose inputs are loaded ahead, and the one at work."""
     programs: int
     """For every multiprocessor: enough to hide latency, few enough to start at once."""
-    narrow: int = 0
-    """Outputs of a product, if there would be tiles for no more than half of the multiprocessors."""
 
 
 TILES = {
@@ -25,16 +23,16 @@ TILES = {
     32: (Tiles(128, 32, 32, 4, 4, 6), Tiles(128, 32, 32, 4, 4, 6)),
     64: (Tiles(128, 64, 64, 8, 3, 3), Tiles(128, 64, 64, 4, 3, 2)),
     128: (Tiles(128, 128, 64, 4, 3, 4), Tiles(64, 128, 64, 4, 4, 4)),
-    256: (Tiles(64, 128, 64, 4, 3, 3, 64), Tiles(64, 128, 64, 4, 3, 3, 64)),
+    256: (Tiles(64, 128, 64, 4, 3, 3), Tiles(64, 128, 64, 4, 3, 3)),
 }
 """Of the first convolution of a unit and the second, by the largest power of two that divides the channels,
 or the last: within 8 % of the fastest of 20 to 60 settings at 25 % and 50 % active pixels on an H200, for 64
-to 256 channels (benchmarks/engines_gpu_tiles.py). Not measured yet: fewer channels, and narrow tiles.
+to 256 channels (benchmarks/engines_gpu_tiles.py). Fewer channels have not been measured.
 
-With 256 channels on 64 maps of 14×14 there are 1.2 tiles for each multiprocessor at 25 %. Sums over parts of
-the inputs, so that all have as much to do, did not pay: what they leave for each other goes through memory,
-and took 24 to 30 µs instead of 20. Nor would 96 outputs: shared memory then delivers the same inputs to two
-products."""
+With 256 channels on 64 maps of 14×14 there are 1.2 tiles for each multiprocessor at 25 %, and what counts is
+who has two. Neither sums over parts of the inputs, so that all have as much to do, nor half as many outputs
+where there are few tiles paid: the former go through memory (24 to 30 µs instead of 20), the latter gained
+3 µs at 10 % and lost 4 at 50 %."""
 
 
 def tiles_for(channels: int) -> tuple[Tiles, Tiles]:
@@ -64,11 +62,12 @@ def fitting(tiles: Tiles, weight: Tensor, room: int) -> Tiles:
 def deciding(pixels: int, channels: int, size: int, room: int, alone: bool) -> Tiles:
     """Return how the kernel that decides for small maps is cut up.
 
-    Programs that have a multiprocessor ``alone`` load all inputs at once, of ``size`` bytes each, if these
-    fit in registers and bytes of shared memory; those that wait for each other run side by side.
+    Programs that have a multiprocessor ``alone`` load many inputs at once, of ``size`` bytes each, if these
+    fit in registers and bytes of shared memory; those that wait for each other run side by side. With 256
+    channels of 14×14 pixels 128 of them and 8 warps took 9.4 µs on an H200, all of them and 16 warps 11.1.
 
     >>> deciding(14 * 14, 256, size=2, room=227 * 1024, alone=True)
-    Tiles(pixels=256, outputs=16, inputs=256, warps=16, stages=1, programs=1, narrow=0)
+    Tiles(pixels=256, outputs=16, inputs=128, warps=8, stages=1, programs=1)
     >>> deciding(14 * 14, 256, size=2, room=227 * 1024, alone=False).inputs
     32
     """
@@ -76,6 +75,6 @@ def deciding(pixels: int, channels: int, size: int, room: int, alone: bool) -> T
     inputs = channels & -channels
     if size > 2 or not alone:  # single products are written out one by one
         return Tiles(tile, 16, min(inputs, 32), 8, 3, 1)
-    while inputs > 32 and (tile * inputs > 64 * 1024 or (tile + 16) * inputs * size > room - 8192):
+    while inputs > 32 and (tile * inputs > 32 * 1024 or (tile + 16) * inputs * size > room - 8192):
         inputs //= 2
-    return Tiles(tile, 16, inputs, 16 if tile * inputs > 32 * 1024 else 8, 1 if inputs == channels else 2, 1)
+    return Tiles(tile, 16, inputs, 8, 1, 1)
