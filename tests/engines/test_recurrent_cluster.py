@@ -5,15 +5,14 @@ The kernel runs here as C++ on the CPU, from the very source that a GPU gets; se
 
 import ctypes
 import subprocess
-import tempfile
-from functools import cache
-from pathlib import Path
+import sys
 
 import pytest
 import torch
 from torch import nn
 
 import torchpact as tp
+from tests.engines.recurrent_emulation import library
 from tests.engines.recurrent_layers import CELLS, decided, lively, random, states
 from torchpact.engines import recurrent_cluster, recurrent_gpu
 from torchpact.engines.folding import Unsupported
@@ -24,22 +23,7 @@ from torchpact.engines.recurrent_gpu_lane import Lane
 from torchpact.models import HaltingUnit, never_halt
 
 CUDA = torch.cuda.is_available()
-FLAGS = ["-std=c++17", "-O1", "-fPIC", "-shared", "-Wall", "-Wextra", "-Wno-unknown-pragmas"]
 emulated_only = pytest.mark.skipif(CUDA, reason="the emulator reads the memory of the CPU")
-
-
-@cache
-def library(shape):
-    """The kernel as plain C++."""
-    here, macros = Path(__file__).parent, [f"-D{name}={value}" for name, value in shape.macros.items()]
-    folders = [f"-I{folder}" for folder in (here, recurrent_cluster.SOURCE.parent)]
-    with tempfile.TemporaryDirectory() as folder:
-        built = f"{folder}/recurrent.so"
-        command = ["g++", *FLAGS, *macros, *folders, str(here / "recurrent_emulated.cpp"), "-o", built]
-        subprocess.run(command, check=True)
-        made = ctypes.CDLL(built)
-    made.emulate.restype = ctypes.c_char_p
-    return made
 
 
 def engine_of(rnn, at_once=2, slots=None, reverse=False):
@@ -99,7 +83,7 @@ def test_clusters_are_the_loop(cell, hidden, batch):
 @emulated_only
 def test_slots_are_used_again_when_there_are_more_sequences():
     torch.manual_seed(1)
-    rnn, x = lively(hidden=64, batch_first=True), random(17, 3, 3)
+    rnn, x = lively(hidden=96, batch_first=True), random(17, 3, 3)  # units of four CTAs, for three
     engine = engine_of(rnn, at_once=2, slots=3)
     assert_alike(rnn, engine, x, lengths=torch.randint(1, 4, (17,)))
     assert engine.used == [(2, 3)]
@@ -180,6 +164,15 @@ def test_broken_numbers_stay_in_their_sequence():
     assert output[:, [0, 2, 3]].isfinite().all()
 
 
+@emulated_only
+def test_no_place_outside_of_tensors_and_arrays_is_read_or_written():
+    ran = subprocess.run(
+        [sys.executable, "-m", "tests.engines.recurrent_fenced"], capture_output=True, text=True
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert len(ran.stdout.splitlines()) == 8
+
+
 @pytest.mark.parametrize("hidden", [1, 32, 33, 128, 256, 257, 512])
 def test_shared_memory_is_laid_out_as_the_source_does_it(hidden):
     """And fits into 227 KiB."""
@@ -207,11 +200,11 @@ def test_the_kernel_compiles_for_a_device_that_is_not_here(cell, tmp_path, monke
 def test_large_batches_are_left_to_cublas():
     rnn = lively(hidden=64)
     engine = engine_of(rnn)
-    assert engine._reader(1 << 15) is engine._clusters
+    assert engine._reader(3 << 10) is engine._clusters
     engine._clusters.most_rows = 50
     assert engine._reader(50) is engine._clusters
     assert isinstance(engine._reader(51), Lane)
-    assert engine_of(lively(hidden=64).half())._clusters.most_rows == 1 << 13
+    assert engine_of(lively(hidden=64).half())._clusters.most_rows == 1 << 10
 
 
 def test_other_layers_have_no_clusters():

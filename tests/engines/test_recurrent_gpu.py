@@ -159,6 +159,24 @@ def test_graphs_that_run_in_vain_in_the_end_change_nothing(monkeypatch):
     assert started[-1] == 2
 
 
+@pytest.mark.parametrize("hidden", [512, 520])
+def test_rows_are_counted_anew_in_every_gathering(hidden):
+    torch.manual_seed(0)
+    rnn = lively(nn.RNNCell, hidden, max_steps=3)
+    engine, x = engine_of(rnn), random(3, 5, 3)
+    engine._asked_for_clusters = True  # and found none
+    assert_same(*both(rnn, x, engine=engine, lengths=[3, 1, 2, 3, 1]))
+    (lane,) = engine._lanes.values()
+    assert lane.counts[:, 0].max() == 0  # after the end, and never more than there were
+    final = (torch.zeros(5, hidden, device=DEVICE),)
+    result = recurrent_gpu_lane.Result(x.flatten(0, 1), final, hidden, 3)
+    piece = recurrent_gpu_lane.Piece(slice(0, 15), torch.tensor([0, 5, 10, 15, 15]), 5)
+    lane._begin(torch.zeros(15, hidden, device=DEVICE), piece, result, math.inf)
+    for left in (5, 5, 0):  # nobody halts before the third of three iterations, nine in all
+        lane._iterate(6)
+        assert lane.counts[0, 0] == left
+
+
 def test_with_deterministic_algorithms_all_products_are_of_one_size():
     rnn = lively()
     try:

@@ -60,7 +60,9 @@ def test_graphs_are_the_loop(cell, hidden, batch, without_clusters):
 
 
 @pytest.mark.parametrize("cell", CELLS)
-@pytest.mark.parametrize(("hidden", "batch"), [(20, 300), (128, 64), (200, 1500), (512, 64), (400, 320)])
+@pytest.mark.parametrize(
+    ("hidden", "batch"), [(20, 300), (128, 64), (96, 130), (200, 900), (512, 64), (400, 320)]
+)
 def test_clusters_are_the_loop(cell, hidden, batch):
     if not have_clusters():
         pytest.skip("needs a device with clusters: Hopper or later")

@@ -62,7 +62,8 @@ constexpr int KEPT = CTAS < 8 ? CTAS : 8;  // groups of 32 outputs whose weights
 
 struct Args {
     const Number *inputs, *weight, *flag, *hidden_bias, *head, *head_bias;  // the last three may be missing
-    Number *h, *c;                                                          // at first, and in the end
+    const Number *first_h, *first_c;  // may be the same memory as the next two: a row is read before it is written
+    Number *h, *c;                    // in the end
     Number* output;
     float *probs, *cost, *expected;
     long long* steps;
@@ -94,7 +95,7 @@ struct alignas(4 * sizeof(Number)) Four { Number x, y, z, w; };
 
 DEVICE float4 four(const Args& a, int gate, int unit, int k) {
     const Number* row = a.weight + (size_t)(gate * UNITS + unit) * UNITS;
-    if constexpr (UNITS % 32 == 0) {
+    if constexpr (UNITS == PADDED) {
         const Four v = *reinterpret_cast<const Four*>(row + k);
         return make_float4(number(v.x), number(v.y), number(v.z), number(v.w));
     } else {
@@ -130,8 +131,8 @@ DEVICE void learn(const Args& a, Shared& s, Unit& u, int rank) {
 DEVICE void begin(const Args& a, Shared& s, int now, int slot, int sequence, int rank) {
     const int lane = threadIdx.x % 32, unit = 32 * rank + lane;
     for (int k = lane; k < PADDED; k += 32)
-        s.h[now][slot][k] = k < UNITS ? number(a.h[(size_t)sequence * UNITS + k]) : 0.0f;
-    if (KIND == 0) s.c[slot][lane] = unit < UNITS ? number(a.c[(size_t)sequence * UNITS + unit]) : 0.0f;
+        s.h[now][slot][k] = k < UNITS ? number(a.first_h[(size_t)sequence * UNITS + k]) : 0.0f;
+    if (KIND == 0) s.c[slot][lane] = unit < UNITS ? number(a.first_c[(size_t)sequence * UNITS + unit]) : 0.0f;
     if (lane == 0) {
         s.sequence[slot] = sequence, s.time[slot] = 0, s.place[slot] = sequence, s.done[slot] = 0;
         s.survival[slot] = s.expected[slot] = 1.0f;
@@ -169,7 +170,11 @@ DEVICE void decide(const Args& a, Shared& s, const Unit& u, int now, int slot, i
     const int unit = 32 * rank + lane;
     const float mine = s.h[now][slot][unit];
     if (unit < UNITS) a.output[(size_t)place * UNITS + unit] = written(mine);
-    if (rank == 0 && lane == 0) a.steps[place] = done, a.cost[place] = done, a.expected[place] = expected;
+    if (rank == 0) {
+        if (lane == 0) a.steps[place] = done, a.cost[place] = done, a.expected[place] = expected;
+        for (int l = (done < a.max_steps ? done : a.max_steps - 1) + lane; l < a.max_steps; l += 32)
+            a.probs[(size_t)l * a.rows + place] = 1.0f;  // of those that were not asked any more
+    }
     if (more) return;
     if (unit < UNITS) {
         a.h[(size_t)sequence * UNITS + unit] = written(mine);

@@ -29,14 +29,13 @@ SOURCE = Path(__file__).with_suffix(".cu")
 THREADS = 256
 MOST_UNITS = 512
 """A cluster has at most 16 CTAs, of 32 units each."""
-MOST_WORK = {4: 1 << 27, 2: 1 << 25}
-"""How many products an iteration may take for each gate, by the bytes of a number. Where there are more,
-cuBLAS is as fast or faster, with tensor cores in half precision."""
+MOST_OUTPUTS = {4: 3 << 16, 2: 1 << 16}
+"""Rows times units up to which this is the fastest way, by the bytes of a number. On an H200, in single
+precision, it took 0.4 of the time of graphs with 128 units and 512 rows, 1.3 with 4096; with 512 units 0.5
+with 64 rows, 0.9 to 1.3 with 512. In half precision cuBLAS has tensor cores."""
 NUMBERS = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
-_SHARED, _LARGE_CLUSTER = (
-    8,
-    14,
-)  # of cuda.h: CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_…, _NON_PORTABLE_CLUSTER_SIZE_ALLOWED
+# of cuda.h
+_SHARED, _LARGE_CLUSTER = 8, 14  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_…, _NON_PORTABLE_CLUSTER_SIZE_ALLOWED
 _CLUSTER = 4  # CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
 
 
@@ -76,6 +75,7 @@ class Args(Structure):
 
     _fields_ = (
         *((name, c_void_p) for name in ("inputs", "weight", "flag", "hidden_bias", "head", "head_bias")),
+        *((name, c_void_p) for name in ("first_h", "first_c")),
         *((name, c_void_p) for name in ("h", "c", "output", "probs", "cost", "expected", "steps", "offsets")),
         ("bound", c_float),
         *((name, c_int) for name in ("batch", "rows", "max_steps", "flag_stride", "slots")),
@@ -94,47 +94,40 @@ class Clusters:
         self.launch, self.at_once, self.shape = launch, at_once, shape_of(cell)
         unit = head.linear if isinstance(head, HaltingUnit) else None
         asked = (None, None) if unit is None else (unit.weight, unit.bias)
-        self.weights = {
-            "weight": _address(cell.weight_hh),
-            "flag": _address(cell.weight_ih[:, -1]),
-            "hidden_bias": _address(cell.bias_hh),
-            "head": _address(asked[0]),
-            "head_bias": _address(asked[1]),
-            "max_steps": max_steps,
-            "flag_stride": cell.weight_ih.size(1),
-        }
+        self.weights = Args(
+            weight=_address(cell.weight_hh),
+            flag=_address(cell.weight_ih[:, -1]),
+            hidden_bias=_address(cell.bias_hh),
+            head=_address(asked[0]),
+            head_bias=_address(asked[1]),
+            max_steps=max_steps,
+            flag_stride=cell.weight_ih.size(1),
+        )
         self.bytes = cell.weight_hh.element_size()
-        self.most_rows = MOST_WORK[self.bytes] // cell.hidden_size**2
+        self.most_rows = MOST_OUTPUTS[self.bytes] // cell.hidden_size
         """Of a batch, for which this is the fastest way."""
         self.places: tuple[Tensor, int, Tensor] | None = None
 
     def read(self, inputs: Tensor, piece: Piece, result: Result, bound: float) -> None:
         """Read some time steps, of which ``inputs`` are the inputs' part of all gates."""
-        slots = min(-(-piece.batch // self.at_once), self.shape.slots)
-        clusters = min(-(-piece.batch // slots), self.at_once)
-        places, final = self._places(piece, inputs), _state.parts(result.final)
-        first = piece.rows.start
-        args = Args(
-            **self.weights,
-            inputs=inputs.data_ptr(),
-            h=final[0].data_ptr(),
-            c=final[-1].data_ptr(),
-            output=result.output.data_ptr() + first * self.shape.units * self.bytes,
-            probs=result.probs.data_ptr() + first * 4,
-            cost=result.cost.data_ptr() + first * 4,
-            expected=result.expected.data_ptr() + first * 4,
-            steps=result.steps.data_ptr() + first * 8,
-            offsets=places.data_ptr(),
-            bound=bound,
-            batch=piece.batch,
-            rows=result.output.size(0),
-            slots=slots,
-        )
-        self.launch(args, clusters)
+        places, begin = self._places(piece, inputs), piece.rows.start
+        first, final = _state.parts(result.state), _state.parts(result.final)
+        args = Args.from_buffer_copy(self.weights)
+        args.inputs, args.offsets = inputs.data_ptr(), places.data_ptr()
+        args.first_h, args.first_c = first[0].data_ptr(), first[-1].data_ptr()
+        args.h, args.c = final[0].data_ptr(), final[-1].data_ptr()
+        args.output = result.output.data_ptr() + begin * self.shape.units * self.bytes
+        args.probs = result.probs.data_ptr() + begin * 4
+        args.cost = result.cost.data_ptr() + begin * 4
+        args.expected = result.expected.data_ptr() + begin * 4
+        args.steps = result.steps.data_ptr() + begin * 8
+        args.bound, args.batch, args.rows = bound, piece.batch, result.output.size(0)
+        args.slots = min(-(-piece.batch // self.at_once), self.shape.slots)
+        self.launch(args, min(-(-piece.batch // args.slots), self.at_once))
 
     def _places(self, piece: Piece, inputs: Tensor) -> Tensor:
         """Those of a piece on the device; of the last call, if it was alike and on the same stream."""
-        stream = torch.cuda.current_stream(inputs.device).cuda_stream if inputs.is_cuda else 0
+        stream = torch._C._cuda_getCurrentRawStream(inputs.device.index) if inputs.is_cuda else 0
         kept = self.places
         if kept is None or kept[0] is not piece.places or kept[1] != stream:
             places = piece.places.to(inputs.device, torch.int32)
@@ -235,14 +228,11 @@ class Loaded:
 
     def __call__(self, args: Args, clusters: int) -> None:
         """Launch on the current stream of its device."""
-        grid, block, shared_bytes = (
-            (clusters * self.shape.ctas, 1, 1),
-            (THREADS, 1, 1),
-            self.shape.shared_bytes,
-        )
+        if torch.cuda.current_device() != self.device.index:
+            with torch.cuda.device(self.device):
+                return self(args, clusters)
+        grid, block = (clusters * self.shape.ctas, 1, 1), (THREADS, 1, 1)
+        stream = c_void_p(torch._C._cuda_getCurrentRawStream(self.device.index))
         pointers = (c_void_p * 1)(ctypes.addressof(args))
-        with torch.cuda.device(self.device):
-            stream = c_void_p(torch.cuda.current_stream().cuda_stream)
-            _check(
-                driver().cuLaunchKernel(self.function, *grid, *block, shared_bytes, stream, pointers, None)
-            )
+        launch, shared_bytes = driver().cuLaunchKernel, self.shape.shared_bytes
+        _check(launch(self.function, *grid, *block, shared_bytes, stream, pointers, None))

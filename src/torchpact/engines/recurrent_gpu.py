@@ -63,21 +63,22 @@ def forget(block: AdaptiveBlock) -> None:
 
 def fitting_weights(block: AdaptiveBlock, mode: Mode, data: Tensor) -> Weights | None:
     """Return all weights if the kernels do what the modules would, with nobody watching them do it."""
-    cell, head = _parts_of(block)
+    made_of = _made_of(block)
+    cell, head = made_of[:2]
     if not isinstance(cell, Cell) or type(cell) not in KINDS or type(mode) is not Thresholded:
         return None
     if type(cell) is nn.RNNCell and cell.nonlinearity != "tanh":
         return None
-    if not _never_halts(head) and not (type(head) is HaltingUnit and type(head.linear) is nn.Linear):
+    if type(head) is HaltingUnit:
+        made_of.append(_child(head, "linear"))
+        if type(made_of[-1]) is not nn.Linear:
+            return None
+    elif not _never_halts(head):
         return None
     if cell.hidden_size > MOST_UNITS or data.dtype not in PRECISIONS:
         return None
     if torch.is_autocast_enabled(data.device.type) or torch._C._len_torch_dispatch_stack():
         return None
-    # not by modules(), which takes longer than to launch a kernel
-    made_of = [block, block.steps, block.steps[0], block.halting, cell, head]
-    if isinstance(head, HaltingUnit):
-        made_of.append(head.linear)
     if any(module._forward_hooks or module._forward_pre_hooks for module in made_of):
         return None
     weights = [p for module in made_of for p in module._parameters.values() if p is not None]
@@ -90,17 +91,33 @@ def _there() -> bool:
     return importlib.util.find_spec("triton") is not None
 
 
-def _parts_of(block: AdaptiveBlock) -> tuple[nn.Module, nn.Module]:
-    transition = block.steps[0]
+def _made_of(block: AdaptiveBlock) -> list[nn.Module]:
+    """The cell, the head, and all that they are in: quickly, as attributes of modules are not found."""
+    steps, halting = _child(block, "steps"), _child(block, "halting")
+    transition = _child(steps, "0")
     assert isinstance(transition, Transition)
-    return transition.cell, block.halting[0]
+    return [_child(transition, "cell"), _child(halting, "0"), transition, steps, halting, block]
+
+
+def _child(module: nn.Module, name: str) -> nn.Module:
+    child = module._modules[name]
+    assert child is not None
+    return child
+
+
+def _parts_of(block: AdaptiveBlock) -> list[nn.Module]:
+    return _made_of(block)[:2]
 
 
 def _most_inputs(data: Tensor) -> int:
     if not data.is_cuda:
         return MOST_INPUTS
-    memory = torch.cuda.get_device_properties(data.device).total_memory
-    return min(MOST_INPUTS, memory // 8 // data.element_size())
+    return min(MOST_INPUTS, _memory(data.device) // 8 // data.element_size())
+
+
+@cache
+def _memory(device: torch.device) -> int:
+    return torch.cuda.get_device_properties(device).total_memory
 
 
 class _Plan(NamedTuple):
@@ -161,8 +178,9 @@ class RecurrentGPU:
         reader = self._reader(int(sizes[0]))
         from_input = cell.weight_ih[:, :-1].contiguous()  # rows of odd lengths make products slow
         for piece in self._pieces(sizes, max(_most_inputs(data) // len(from_input), 1)):
-            inputs = F.linear(data[piece.rows], from_input, cell.bias_ih).contiguous()
-            reader.read(inputs, piece, result, bound)
+            given = data if piece.rows.stop - piece.rows.start == len(data) else data[piece.rows]
+            reader.read(F.linear(given, from_input, cell.bias_ih).contiguous(), piece, result, bound)
+            result.state = result.final
 
     def _pieces(self, sizes: Tensor, most: int) -> list[Piece]:
         """Those of the last call, if this one is alike."""

@@ -8,12 +8,13 @@ steps. What differs from call to call is kept in a ``table`` of addresses, so th
 import triton
 import triton.language as tl
 
+FIRST = ["first_h", "first_c"]
 HANDED = ["inputs", "offsets", "final_h", "final_c", "output", "probs", "steps", "cost", "expected"]
 
 
-@triton.jit(do_not_specialize=[*HANDED, "batch", "rows"])  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize=[*FIRST, *HANDED, "batch", "rows"])  # type: ignore[untyped-decorator]
 def begin(  # type: ignore[no-untyped-def]
-    table, bound_kept, bound, batch, rows,
+    table, bound_kept, bound, batch, rows, first_h, first_c,
     inputs, offsets, final_h, final_c, output, probs, steps, cost, expected,
     h, c, notes, odds, count, H: tl.constexpr, BLOCK: tl.constexpr, LSTM: tl.constexpr,
 ):  # fmt: skip
@@ -21,9 +22,9 @@ def begin(  # type: ignore[no-untyped-def]
     row = tl.program_id(0)
     k = tl.arange(0, BLOCK)
     at = row.to(tl.int64) * H + k
-    tl.store(h + at, tl.load(final_h + at, mask=k < H), mask=k < H)
+    tl.store(h + at, tl.load(first_h + at, mask=k < H), mask=k < H)
     if LSTM:
-        tl.store(c + at, tl.load(final_c + at, mask=k < H), mask=k < H)
+        tl.store(c + at, tl.load(first_c + at, mask=k < H), mask=k < H)
     tl.store(notes + row * 4, row)
     tl.store(notes + row * 4 + 1, 0)
     tl.store(notes + row * 4 + 2, row)

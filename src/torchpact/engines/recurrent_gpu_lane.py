@@ -32,15 +32,17 @@ of cuBLAS in single precision takes longer for 16 rows than for 32: 32 µs and 2
 
 
 class Result:
-    """What a call returns, filled by the kernels."""
+    """What a call returns, filled by the kernels; before a call of few iterations every launch counts."""
 
     def __init__(self, data: Tensor, state: State, size: int, max_steps: int) -> None:
-        rows, single = len(data), data.new_empty(0, dtype=torch.float32)
-        self.final = _state.map_state(lambda part: part.clone(memory_format=torch.contiguous_format), state)
-        self.output = data.new_empty(rows, size)
-        self.probs = single.new_ones(max_steps, rows)
-        self.steps = data.new_empty(rows, dtype=torch.long)
-        self.cost, self.expected = single.new_empty(rows), single.new_empty(rows)
+        rows, device, single = len(data), data.device, torch.float32
+        self.state = _state.map_state(lambda part: part.contiguous(), state)
+        """What the sequences begin with; before the next piece it is what they have come to."""
+        self.final = _state.map_state(torch.empty_like, self.state)
+        self.output = torch.empty((rows, size), dtype=data.dtype, device=device)
+        self.probs = torch.empty((max_steps, rows), dtype=single, device=device)
+        self.steps = torch.empty(rows, dtype=torch.long, device=device)
+        self.cost, self.expected = (torch.empty(rows, dtype=single, device=device) for _ in range(2))
 
     @property
     def ponder(self) -> Ponder:
@@ -157,10 +159,11 @@ class Lane:
         if self.places is None or self.places[0] is not piece.places:
             self.places = piece.places, piece.places.to(inputs.device, torch.int32)
         self.flag.copy_(self.column)
-        final, rows = _state.parts(result.final), piece.rows
+        first, final, rows = _state.parts(result.state), _state.parts(result.final), piece.rows
+        probs = result.probs[:, rows].fill_(1.0)
         self.kernels.begin[(piece.batch,)](
-            self.table, self.bound, bound, piece.batch, len(result.output),
-            inputs, self.places[1], final[0], final[-1], result.output[rows], result.probs[:, rows],
+            self.table, self.bound, bound, piece.batch, len(result.output), first[0], first[-1],
+            inputs, self.places[1], final[0], final[-1], result.output[rows], probs,
             result.steps[rows], result.cost[rows], result.expected[rows], *self._known(0), self.counts[0],
             **self.shape, LSTM=self.cell["KIND"] == 0, num_warps=self.warps,
         )  # fmt: skip
