@@ -9,6 +9,7 @@ Iterations are those of all networks; `to_layers` is their ratio to those of one
 """
 
 import argparse
+import gc
 import time
 from pathlib import Path
 
@@ -78,6 +79,7 @@ def main() -> None:
         print(*row.values(), sep="\t", flush=True)
         write_csv(arguments.out, rows)
         del learners
+        gc.collect()  # they refer to themselves, and the next are to have the memory
 
 
 def iterations_per_second(learner: SequenceLearner, iterations: int) -> float:

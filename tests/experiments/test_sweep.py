@@ -1,6 +1,8 @@
 """Sweeps of small runs: made once, resumed, and kept apart when one of them fails."""
 
+import math
 import shutil
+import weakref
 from dataclasses import replace
 
 import pytest
@@ -9,7 +11,7 @@ from tests.training import small
 from torchpact.experiments import EXPERIMENTS, SCALES, Archive, Run, make, missing, sweep
 from torchpact.experiments.archive import _UNIMPORTANT
 from torchpact.experiments.runs import with_needed
-from torchpact.training import TrainingError, train_together
+from torchpact.training import Learner, TrainingError, train_together
 from torchpact.training.stopping import Stopped
 
 
@@ -198,6 +200,34 @@ def test_those_of_one_kind_are_trained_by_the_same_kernels(archive, data):
     assert make(runs, archive, *data, train_all=train) == []
     assert joined == [[True, True, False], [True, True]]
     assert all(archive.record(run) is not None for run in runs)
+
+
+def test_one_that_fails_while_joined_is_not_finished_when_the_others_are(archive, data):
+    def train(trainers):
+        sweep._join(trainers)
+        for trainer in trainers:
+            if trainer.files.folder.name == bad[0].name:
+                trainer.learner.model.stem.weight.data.fill_(math.nan)
+        train_together(trainers)
+
+    good, bad = family(0), family(1)
+    problems = make([*bad, *good], archive, *data, train_all=train)
+    assert f"{bad[0].name}: loss is nan at iteration 1" in problems[0]
+    assert problems[1:] == [f"{bad[1].name}: has nothing to start or learn from"]
+    assert {path.name for path in archive.results.iterdir()} == {run.name for run in good}
+
+
+def test_what_was_trained_is_let_go_before_the_next_begins(archive, data):
+    before: list[weakref.ref[Learner]] = []
+
+    def train(trainers):
+        assert all(learner() is None for learner in before)
+        sweep._join(trainers)
+        before.extend(weakref.ref(trainer.learner) for trainer in trainers)
+        train_together(trainers)
+
+    assert make([*family(0), *family(1)], archive, *data, train_all=train) == []
+    assert len(before) == 4
 
 
 @pytest.mark.parametrize("together", [1, 4])

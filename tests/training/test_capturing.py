@@ -1,17 +1,22 @@
-"""What can be seen on a CPU of iterations that a GPU captures: that nothing in them waits for a value."""
+"""What can be seen on a CPU of iterations that a GPU captures: they wait for no value, and leave no trace."""
 
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from tests.training import small
 from tests.training.test_sequence import METHODS, config, network
 from tests.training.test_sequence_trainer import TEXTS, settings
+from tests.training.test_trainer import assert_same
 from torchpact.baseline import EMABaseline
-from torchpact.training import SequenceLearner
+from torchpact.training import Learner, SequenceLearner
+from torchpact.training.joint import Joint
 from torchpact.training.sequence import sequence_loss
 from torchpact.training.sequence_config import make_task
+from torchpact.training.sequence_joint import SequenceJoint
 
 
 class Apart(TorchDispatchMode):
@@ -49,6 +54,51 @@ def test_an_iteration_waits_for_no_value(monkeypatch, name, method):
     with Apart():
         learner._iterate()
     assert all(p.grad is not None for p in learner.model.parameters())
+
+
+class Recorded:
+    """As ``Captured``, but what it replays is run again."""
+
+    recorded = False
+    on_stream = nullcontext
+
+    def record(self, function, release, warm_up=3):
+        for _ in range(warm_up + 1):
+            function()
+        release()
+        self.recorded, self.replay = True, function
+
+
+def of_images():
+    data = small.images()
+    return [Learner(small.config("act", seed=seed), data) for seed in range(2)]
+
+
+def of_text():
+    chosen = [settings("enwik8", "act", cell="lstm", seed=seed) for seed in range(2)]
+    return [SequenceLearner(each, text=TEXTS.train) for each in chosen]
+
+
+@pytest.mark.parametrize(("make", "joint"), [(of_images, Joint), (of_text, SequenceJoint)])
+@pytest.mark.parametrize("joined", [False, True])
+@pytest.mark.parametrize("begun", [0, 2])
+def test_recording_leaves_everything_as_it_was(monkeypatch, make, joint, joined, begun):
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
+    found = []
+    for recorded in (False, True):
+        learners = make()
+        for one in learners * begun:
+            one.advance()
+        moving = [joint(learners)] if joined else learners
+        for one in moving:
+            one.captured = Recorded() if recorded else None
+            one.advance()
+            one.advance()
+            assert one.captured is None or one.captured.recorded
+        found.append([(one.state(), one.metrics()) for one in learners])
+    for (state, metrics), (expected, wanted) in zip(*found, strict=True):
+        assert_same(state, expected)
+        assert metrics == wanted
 
 
 @pytest.mark.parametrize("method", METHODS[:-1])

@@ -1,18 +1,23 @@
 """Networks that are trained by the same kernels: each learns what it would have learned alone."""
 
+import json
+import math
+import signal
 from copy import deepcopy
 
 import pytest
 import torch
 
 from tests.training.small import config, images
-from tests.training.test_trainer import TEST, assert_same, tensors, trainer
+from tests.training.test_trainer import TEST, assert_alike, assert_same, tensors, trainer
 from torchpact.data import Images
 from torchpact.models.resnet import build
 from torchpact.models.units import HaltingHead
 from torchpact.training import Learner, evaluate, image_iterations, joint, load_model, train_together
 from torchpact.training.joint import Joint, can_join, join
-from torchpact.training.joint_layers import JOINT
+from torchpact.training.joint_layers import JOINT, JointConv2d, JointHead, JointNorm
+from torchpact.training.stopping import Stopped
+from torchpact.training.variance import gradient_variance
 
 METHODS = ("plain", "relaxed", "act")
 
@@ -68,6 +73,29 @@ def test_losses_reports_and_gradients_are_those_of_each(without_chance, method, 
         torch.testing.assert_close(stacked.grad, expected, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the interpreter is for machines without GPU")
+def test_kernels_are_given_what_is_theirs(without_chance, monkeypatch):
+    """Run in Triton's interpreter, with all digits; tests/test_gpu.py has them on a GPU."""
+    pytest.importorskip("triton", reason="needs Triton")
+    monkeypatch.setattr(torch, "get_autocast_dtype", lambda device: torch.float)
+    data, found = images(size=8), []
+    for kernels in (False, True):
+        others = learners(data, "act", 2)
+        for one in others:
+            one.own_kernels = kernels
+        together = Joint(others)
+        own = [
+            m.kernels for m in together.model.modules() if isinstance(m, JointNorm | JointConv2d | JointHead)
+        ]
+        assert all((each is not None) == kernels for each in own)
+        # of the first four there is one at the kink of a ReLU, where either side is right
+        loss, report = together._forward(data.images[4:8], data.labels[4:8])
+        loss.backward()
+        gradients = {name: parameter.grad for name, parameter in together.model.named_parameters()}
+        found.append({"loss": loss, "report": report} | gradients | dict(together.model.named_buffers()))
+    assert_alike(*found, rtol=1e-3, atol=1e-5)
+
+
 @pytest.mark.parametrize("method", METHODS)
 def test_what_each_learns_is_what_it_learns_alone(without_chance, method):
     data = images(count=40)  # five batches an epoch
@@ -80,10 +108,7 @@ def test_what_each_learns_is_what_it_learns_alone(without_chance, method):
             one.advance()
     for one, other in zip(alone, others, strict=True):
         assert other.iteration == one.iteration == 8
-        state, expected = other.state(), one.state()
-        assert state.keys() == expected.keys()
-        for name, value in expected.items():
-            torch.testing.assert_close(state[name], value, rtol=2e-3, atol=2e-4, msg=name)
+        assert_alike(other.state(), one.state(), rtol=2e-3, atol=2e-4)
         found, metrics = other.metrics(), one.metrics()
         assert found.iterations == metrics.iterations == 8
         assert found.loss == pytest.approx(metrics.loss, rel=1e-3)
@@ -98,6 +123,81 @@ def test_one_advances_all():
     assert [one.iteration for one in others] == [1, 1, 1]
 
 
+def advanced(learner, times):
+    for _ in range(times):
+        learner.advance()
+    return learner
+
+
+def test_states_that_are_loaded_later_are_gone_on_from(without_chance):
+    """Within an epoch as elsewhere; with their batches, learning rate and price."""
+    data = images(count=40)
+    settings = {"lr": 0.02, "tau_ramp": 0.9, "milestones": (0.4,)}
+    alone, others = learners(data, **settings), learners(data, **settings)
+    for one in alone:
+        advanced(one, 3)
+    Joint(others)
+    others[0].advance()
+    for one, other in zip(alone, others, strict=True):
+        other.load_state(one.state(), one.iteration)
+        advanced(one, 4)
+    advanced(others[0], 4)
+    for one, other in zip(alone, others, strict=True):
+        assert other.iteration == 7
+        assert_alike(other.state(), one.state(), rtol=2e-3, atol=2e-4)
+        assert other.metrics().iterations == 4
+
+
+def test_one_that_is_ahead_of_the_others_is_told():
+    others = learners(images())
+    Joint(others)
+    others[1].load_state(others[1].state(), 5)
+    with pytest.raises(
+        ValueError, match=r"expected all that have joined at the same iteration, got \[0, 5\]"
+    ):
+        others[0].advance()
+
+
+def test_means_go_on_from_before_and_are_asked_of_each(without_chance):
+    alone, others = learners(images()), learners(images())
+    for one, other in zip(alone, others, strict=True):
+        one.advance()
+        other.advance()
+        other.data = others[0].data
+    together = Joint(others)
+    together.advance()
+    for one, other in zip(alone, others, strict=True):
+        found, expected = other.metrics(), advanced(one, 1).metrics()
+        assert found.iterations == 2
+        assert found.loss == pytest.approx(expected.loss, rel=1e-4)
+    with pytest.raises(TypeError, match="expected one of the joint learners"):
+        together.metrics()
+
+
+def test_a_network_that_fails_leaves_the_others_as_they_are():
+    data = images()
+    broken, sound = learners(data, "act"), learners(data, "act")
+    broken[1].model.stem.weight.data.fill_(math.nan)
+    for group in (broken, sound):
+        advanced(Joint(group), 3)
+    assert math.isnan(broken[1].metrics().loss)
+    for number in (0, 2):
+        assert_same(broken[number].state(), sound[number].state())
+
+
+def test_the_variance_of_one_leaves_all_as_they_were():
+    data = images()
+    others, same = learners(data, "relaxed"), learners(data, "relaxed")
+    for group, measured in ((others, True), (same, False)):
+        Joint(group)
+        advanced(group[0], 2)
+        if measured:
+            assert gradient_variance(group[1], 2)["latents"] > 0
+        advanced(group[0], 2)
+    for one, other in zip(others, same, strict=True):
+        assert_same(one.state(), other.state())
+
+
 def test_runs_are_validated_saved_and_resumed_one_by_one(tmp_path):
     data = images()
     runs = [trainer(tmp_path / name, config(seed=seed)) for seed, name in enumerate("ab")]
@@ -106,15 +206,38 @@ def test_runs_are_validated_saved_and_resumed_one_by_one(tmp_path):
     assert len(join([run.learner for run in runs])) == 1
     train_together(runs)
     for run, name in zip(runs, "ab", strict=True):
-        saved = tensors(tmp_path / name)
-        assert_same(saved, {key: value for key, value in run.learner.state().items() if key in saved})
+        assert_same(tensors(tmp_path / name), run.learner.state())
         model, _ = load_model(tmp_path / name / "last.safetensors")
+        assert json.loads((tmp_path / name / "run.json").read_text())["joint"] == 2
         found = evaluate(model, TEST, "thresholded")
         assert found.accuracy == run.results["thresholded"]["accuracy"]
         again = trainer(tmp_path / name, run.config, resume=True)
         assert again.done
     one, two = (tensors(tmp_path / name) for name in "ab")
     assert any(not torch.equal(one[key], two[key]) for key in one)
+
+
+def test_runs_that_are_stopped_have_had_their_turn_once(tmp_path, monkeypatch):
+    """One that advances has the other advance: nobody goes further than the iteration it was stopped in."""
+    data = images()
+    runs = [trainer(tmp_path / name, config(seed=seed)) for seed, name in enumerate("ab")]
+    for run in runs:
+        run.learner.data = data
+    (together,) = join([run.learner for run in runs])
+    real = together._iterate
+
+    def stopped_in_the_first():
+        if together.iteration == 0:
+            signal.raise_signal(signal.SIGINT)
+        real()
+
+    monkeypatch.setattr(together, "_iterate", stopped_in_the_first)
+    with pytest.raises(Stopped, match="stopped; kept: a at iteration 1, b at iteration 1"):
+        train_together(runs)
+    again = [trainer(tmp_path / name, run.config, resume=True) for name, run in zip("ab", runs, strict=True)]
+    assert [run.learner.iteration for run in again] == [1, 1]
+    for run, other in zip(runs, again, strict=True):
+        assert_same(run.learner.state(), other.learner.state())
 
 
 def test_those_of_one_kind_join():
@@ -159,6 +282,22 @@ def test_those_that_have_joined_or_are_elsewhere_do_not_join_again():
     assert not can_join([one, two])
     Joint([two, three])
     assert not can_join([two, three])
+
+
+def test_a_copy_that_would_not_learn_is_refused():
+    others = learners(images())
+    Joint(others)
+    with pytest.raises(TypeError, match="expected learners to be copied before they join"):
+        deepcopy(others[0])
+    model = deepcopy(others[0].model)
+    others[0].advance()
+    assert not torch.equal(model.stem.weight, others[0].model.stem.weight)
+
+
+def test_compiled_and_others_do_not_join():
+    data = images()
+    both = [Learner(config(seed=seed), data, compile=bool(seed)) for seed in range(2)]
+    assert not can_join(both)
 
 
 def test_stacked_tensors_lie_as_they_did():

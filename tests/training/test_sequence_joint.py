@@ -10,7 +10,7 @@ import torch
 from tests.training.test_capturing import Apart
 from tests.training.test_joint_lstm import known_noise  # noqa: F401 (a fixture)
 from tests.training.test_sequence_trainer import TEXTS, settings
-from tests.training.test_trainer import assert_same, tensors
+from tests.training.test_trainer import assert_alike, assert_same, tensors
 from torchpact.experiments import Archive, make
 from torchpact.experiments.enwik8 import runs as enwik8_runs
 from torchpact.experiments.runs import SCALES
@@ -23,7 +23,12 @@ from torchpact.training import (
     sequence_joint,
     train_together,
 )
-from torchpact.training.sequence_joint import SequenceJoint, can_join_sequences, join_sequences
+from torchpact.training.sequence_joint import (
+    SequenceJoint,
+    can_join_sequences,
+    join_sequences,
+    tf32_products,
+)
 
 METHODS = ("plain", "repeat", "relaxed", "act")
 FREE = (0.0, 0.5, 0.0)
@@ -41,12 +46,6 @@ def learners(method="relaxed", count=3, device="cpu", **others):
         SequenceLearner(lstm(method, seed=n, tau=PRICES[n], free=FREE[n], **others), device, text)
         for n in range(count)
     ]
-
-
-def assert_alike(found, expected, **tolerance):
-    assert found.keys() == expected.keys()
-    for name, value in expected.items():
-        torch.testing.assert_close(found[name], value, msg=name, **tolerance)
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -75,6 +74,37 @@ def test_one_advances_all():
     SequenceJoint(others)
     others[1].advance()
     assert [one.iteration for one in others] == [1, 1, 1]
+
+
+def test_states_that_are_loaded_later_are_gone_on_from():
+    straight, others = learners("act"), learners("act")
+    for group in (straight, others):
+        SequenceJoint(group)
+        for _ in range(3):
+            group[0].advance()
+    before = [{name: value.clone() for name, value in one.state().items()} for one in others]
+    others[0].advance()
+    for one, state in zip(others, before, strict=True):
+        one.load_state(state, 3)
+    others[2].advance()
+    straight[0].advance()
+    for one, other in zip(straight, others, strict=True):
+        assert other.iteration == 4
+        assert_same(one.state(), other.state())
+
+
+def test_a_precision_that_the_program_chose_is_left_to_it():
+    """Which torch does not let one ask for by the older name then."""
+    matmul = torch.backends.cuda.matmul
+    before = matmul.fp32_precision
+    try:
+        matmul.fp32_precision = "tf32"
+        with tf32_products():
+            assert matmul.fp32_precision == "tf32"
+        assert matmul.fp32_precision == "tf32"
+    finally:
+        matmul.fp32_precision = before
+    assert torch.get_float32_matmul_precision() == "highest"
 
 
 def trainers(folder, method="act", device="cpu", **options):

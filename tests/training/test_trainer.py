@@ -32,6 +32,12 @@ def assert_same(one, two):
     assert [name for name in one if not torch.equal(one[name], two[name])] == []
 
 
+def assert_alike(found, expected, **tolerance):
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        torch.testing.assert_close(found[name], value, msg=name, **tolerance)
+
+
 @pytest.mark.parametrize("method", METHODS)
 def test_a_run_leaves_its_files(tmp_path, method):
     results = trainer(tmp_path, config(method)).run()

@@ -1,6 +1,7 @@
 """Making the runs that are still missing, several at once."""
 
-from collections.abc import Callable, Iterable
+import gc
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -58,33 +59,47 @@ def make(
     problems: list[str] = []
     place = device or (torch.device("cpu") if train is None else train.images.device)
     failed: set[str] = set()
+
+    def trainer_of(run: AnyRun) -> TrainingLoop[Any]:
+        if any(other.name in failed for other in run.needs):
+            raise TrainingError("has nothing to start or learn from")
+        return _trainer(run, archive, train, test, texts, place)
+
     for part in batches(missing(runs, archive), together):
-        trainers: dict[str, tuple[AnyRun, TrainingLoop[Any]]] = {}
-        for run in part:
-            if any(other.name in failed for other in run.needs):
-                problems.append(f"{run.name}: has nothing to start or learn from")
-                failed.add(run.name)
-                continue
-            try:
-                trainer = _trainer(run, archive, train, test, texts, place)
-            except (TrainingError, ValueError, OSError) as error:
-                problems.append(f"{run.name}: {error}")
-                failed.add(run.name)
-                continue
-            trainers[run.name] = run, trainer
-        if place.type == "cuda":
-            _join([trainer for _, trainer in trainers.values()])
+        problems += _make_part(part, archive, trainer_of, train_all, joint=place.type == "cuda")
+        failed |= {run.name for run in part if archive.weights(run) is None}
+        gc.collect()  # learners refer to themselves, and what they hold of a GPU is wanted by the next
+    return problems
+
+
+def _make_part(
+    runs: Sequence[AnyRun],
+    archive: Archive,
+    trainer_of: Callable[[AnyRun], TrainingLoop[Any]],
+    train_all: Callable[[list[TrainingLoop[Any]]], None],
+    *,
+    joint: bool,
+) -> list[str]:
+    """Train these at once; return what went wrong."""
+    problems: list[str] = []
+    trainers: dict[str, TrainingLoop[Any]] = {}
+    for run in runs:
         try:
-            train_all([trainer for _, trainer in trainers.values()])
-        except TrainingError as error:
-            # of several it says which it was
-            problems.append(str(error) if len(trainers) > 1 else f"{next(iter(trainers))}: {error}")
-        finally:  # also if stopped
-            for run, trainer in trainers.values():
-                if trainer.done:
-                    archive.finish(run)
-                else:
-                    failed.add(run.name)
+            trainers[run.name] = trainer_of(run)
+        except (TrainingError, ValueError, OSError) as error:
+            problems.append(f"{run.name}: {error}")
+    if joint:
+        _join(trainers.values())
+    try:
+        train_all([*trainers.values()])
+    except TrainingError as error:
+        # of several it says which it was
+        problems.append(str(error) if len(trainers) > 1 else f"{next(iter(trainers))}: {error}")
+    finally:  # also if stopped
+        for run in runs:
+            # by its files: one that failed may have come to the end, with those that it had joined
+            if run.name in trainers and archive.weights(run) is not None:
+                archive.finish(run)
     return problems
 
 

@@ -15,7 +15,6 @@ from torchpact.training.capturing import Captured
 from torchpact.training.compiling import compiled, many_kinds
 from torchpact.training.config import TrainConfig
 from torchpact.training.iterations import Iterations
-from torchpact.training.state import copies, put_back
 from torchpact.training.teaching import Teacher, divergence
 
 
@@ -23,7 +22,6 @@ class ImageIterations(Iterations):
     """What is left to those that build on it is which images are next, and what their loss is."""
 
     config: TrainConfig
-    device: torch.device
     model: ResNet
     teacher: Teacher | None
     shared = False
@@ -63,10 +61,6 @@ class ImageIterations(Iterations):
     def _batch(self) -> tuple[Tensor, Tensor]:
         """The images whose turn it is, cropped and flipped, and their labels."""
 
-    @abstractmethod
-    def state(self) -> dict[str, Tensor]:
-        """All tensors that make up the state of training, by name; not copies."""
-
     def _iterate(self) -> None:
         with deterministic_algorithms() if self.config.deterministic else nullcontext():
             loss, report = self._objective(*self._batch())
@@ -78,18 +72,11 @@ class ImageIterations(Iterations):
         self._sums += report
         self._position += 1
 
-    @torch.enable_grad()
-    def _prepare(self) -> None:
-        """Compile, warm up and capture the iteration if need be, then put everything back as it was."""
-        if self.captured is None or self.captured.recorded:
-            return
-        torch.cuda.synchronize(self.device)  # weights may still be on their way, from another stream
-        before = copies(self.state())
+    def _record(self, captured: Captured) -> None:
+        """Compile, warm up and record the iteration."""
         with fastest_algorithms(), many_kinds():
             for _ in range(3):
                 self._position.zero_()  # there may be fewer batches
                 self._iterate()
-            self.captured.record(self._iterate, self.optimizer.zero_grad, warm_up=0)
-        put_back(self.state(), before)
-        self._sums.zero_()
+            captured.record(self._iterate, self.optimizer.zero_grad, warm_up=0)
         self._epoch = -1

@@ -11,7 +11,7 @@ from torchpact.training.capturing import Captured
 from torchpact.training.config import TrainConfig
 from torchpact.training.learns import Metrics
 from torchpact.training.sequence_config import SequenceTrainConfig
-from torchpact.training.state import derived_seed
+from torchpact.training.state import copies, derived_seed, put_back
 
 
 class Iterations(ABC):
@@ -21,10 +21,15 @@ class Iterations(ABC):
     """
 
     config: TrainConfig | SequenceTrainConfig
+    device: torch.device
     iteration: int
     optimizer: torch.optim.Optimizer
+    capture: bool
+    """Whether iterations are captured, rather than run step by step."""
     captured: Captured | None
-    """An iteration, to replay; None where it is run step by step."""
+    """An iteration, to replay; None where they are not."""
+    joined: "Iterations | None" = None
+    """What it advances by, where it is trained by the same kernels as others."""
     lr: float | Tensor
     """On the device if iterations are captured."""
     _rate: float
@@ -33,8 +38,16 @@ class Iterations(ABC):
     """Of loss, log-likelihood, accuracy and the expected steps of each block, since they were read."""
     _since: int
 
+    @property
+    def together(self) -> int:
+        """How many networks the same kernels train, this one included."""
+        return 1 if self.joined is None else self.joined.together
+
     def advance(self) -> None:
-        """Train for one iteration; on a GPU the work may still be under way on return."""
+        """Train for one iteration, and those joined with it; a GPU may still be at work on return."""
+        if self.joined is not None:
+            self.joined.advance()
+            return
         with self._on_stream():
             self._prepare()
             self._turn_to_batch()
@@ -48,9 +61,24 @@ class Iterations(ABC):
         self.iteration += 1
         self._since += 1
 
-    @abstractmethod
+    @torch.enable_grad()
     def _prepare(self) -> None:
         """Capture the iteration, if it is to be and has not been; leave everything else as it was."""
+        if self.captured is None or self.captured.recorded:
+            return
+        torch.cuda.synchronize(self.device)  # weights may still be on their way, from another stream
+        before, sums = copies(self.state()), self._sums.clone()
+        self._record(self.captured)
+        put_back(self.state(), before)
+        self._sums.copy_(sums)
+
+    @abstractmethod
+    def _record(self, captured: Captured) -> None:
+        """Warm up and record the iteration; what that does to state and sums is undone."""
+
+    @abstractmethod
+    def state(self) -> dict[str, Tensor]:
+        """All tensors that make up the state of training, by name; not copies."""
 
     @abstractmethod
     def _turn_to_batch(self) -> None:

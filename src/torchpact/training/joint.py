@@ -15,29 +15,26 @@ from torch import Tensor, nn
 from torchpact.models.resnet import ResNet, build
 from torchpact.training.image_iterations import ImageIterations
 from torchpact.training.inputs import as_input, casting
+from torchpact.training.joining import JointIterations, groups, means, side_by_side
 from torchpact.training.joint_layers import JOINT, JointNorm
 from torchpact.training.learner import Learner, make_optimizer
 from torchpact.training.teaching import Teacher
 
 
 def join(learners: Sequence[Learner]) -> list["Joint"]:
-    """Have all that can be trained by the same kernels be so, from now on."""
-    groups: list[list[Learner]] = []
-    for one in learners:
-        for group in groups:
-            if can_join([group[0], one]):
-                group.append(one)
-                break
-        else:
-            groups.append([one])
-    return [Joint(group) for group in groups if len(group) > 1]
+    """Have all that can be trained by the same kernels be so, from now on.
+
+    As each has all of them advance, their trainers are to be run by ``train_together``.
+    """
+    return [Joint(group) for group in groups(learners, can_join) if len(group) > 1]
 
 
 def can_join(learners: Sequence[Learner]) -> bool:
-    """Whether these can be trained by the same kernels: of one kind, at the same iteration, and not begun.
+    """Whether these can be trained by the same kernels: of one kind, with the same images, at one iteration.
 
-    Their seeds and prices may differ. Not for decisions per image, heads with batch norm, REINFORCE, Adam,
-    different teachers, measurements of the variance, process groups or deterministic runs.
+    Their seeds and prices may differ. Not for iterations that have been captured, decisions per image, heads
+    with batch norm, REINFORCE, Adam, different teachers, measurements of the variance, process groups or
+    deterministic runs.
     """
     first = learners[0]
     config = first.config
@@ -46,20 +43,20 @@ def can_join(learners: Sequence[Learner]) -> bool:
         and config.optimizer == "sgd"
         and not (config.deterministic or config.network.halting_norm or config.variance_samples)
         and config.network.per == "pixel"
+        and side_by_side(learners)
         and all(
             replace(one.config, tau=config.tau, seed=config.seed) == config
-            and (one.iteration, one.device) == (first.iteration, first.device)
+            and one.compile == first.compile
             and one.data is first.data
             and _same(one.teacher, first.teacher)
             and not one.shared
-            and one.joined is None
             and (one.captured is None or not one.captured.recorded)
             for one in learners
         )
     )
 
 
-class Joint(ImageIterations):
+class Joint(JointIterations[Learner], ImageIterations):
     """Learners that advance together; from now on their weights are parts of larger tensors.
 
     What each draws depends on all of them, unlike where they have streams of their own.
@@ -67,30 +64,20 @@ class Joint(ImageIterations):
 
     def __init__(self, learners: Sequence[Learner]) -> None:
         if not can_join(learners):
-            raise ValueError("expected learners of one kind that have not begun, or not on this device")
+            raise ValueError(
+                "expected learners of one kind, with the same images, at one iteration and not joined before"
+            )
+        super().__init__(learners)
         first = learners[0]
-        if first.device.type == "cuda":  # weights may still be on their way, from another stream
-            torch.cuda.synchronize(first.device)
-        self.learners = list(learners)
-        self.config, self.device, self.iteration = first.config, first.device, first.iteration
         self.model, self.teacher = self._stacked_model(), first.teacher
-        self.lr = torch.tensor(self.config.lr, device=self.device) if first.capture else self.config.lr
         self.optimizer = make_optimizer(self.model, self.config, self.lr)
         if self.config.momentum:
             self._stack_momenta()
-        count, batch = len(self.learners), self.config.batch
-        self._permutation = torch.zeros(
-            count, first.order.batches_per_epoch * batch, dtype=torch.long, device=self.device
-        )
+        self._permutation = torch.stack([one._permutation for one in learners])
         self._position = torch.zeros((), dtype=torch.long, device=self.device)
         self._epoch = -1
-        self._prices = [one.config.tau for one in self.learners]
-        self._tau = torch.tensor(self._prices, device=self.device)
-        self._sums = torch.zeros(count, len(first._sums), dtype=torch.double, device=self.device)
-        self._since, self._rate = 0, self.config.lr
         self._compile_or_capture(first.compile, first.capture)
-        for one, sums in zip(self.learners, self._sums, strict=True):
-            one.captured, one._sums, one.joined = self.captured, sums, self
+        self._take_over()
 
     def _stacked_model(self) -> ResNet:
         """A network whose weights and statistics are those of all, which become views of it."""
@@ -98,7 +85,7 @@ class Joint(ImageIterations):
         model = build(self.config.network, self.config.training_mode())
         for name, module in model.named_modules():
             others = [one.model.get_submodule(name) for one in self.learners]
-            for key in [name for name, value in module._parameters.items() if value is not None]:
+            for key, _ in list(module.named_parameters(recurse=False)):
                 own = [other.get_parameter(key) for other in others]
                 stacked = _stack([parameter.detach() for parameter in own])
                 module._parameters[key] = nn.Parameter(stacked)
@@ -135,8 +122,6 @@ class Joint(ImageIterations):
         """Train all for one iteration."""
         super().advance()
         for one in self.learners:
-            one.iteration += 1
-            one._since += 1
             one._epoch = -1  # its own notion of the batch is behind
 
     def _forward(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
@@ -145,19 +130,14 @@ class Joint(ImageIterations):
         with casting(self.device, self.config.precision):
             logits, ponders = self.model(as_input(images))
         logits = logits.float()
-
-        def means(each: Tensor) -> Tensor:
-            """Of what is known of every image, for each network."""
-            return each.reshape(count, -1).mean(1)
-
         nll, known = self._nll(logits, images, labels)
-        losses = means(nll)
+        losses = means(nll, count)
         for ponder in ponders:
-            losses = losses + self._tau * means(ponder.cost)
+            losses = losses + self._tau * means(ponder.cost, count)
         with torch.no_grad():
             right = (logits.argmax(1) == labels).float()
-            found = [losses, means(known), means(right), *(means(p.expected_steps) for p in ponders)]
-            report = torch.stack([x.detach().float() for x in found], 1).double()
+            found = [known, right, *(ponder.expected_steps for ponder in ponders)]
+            report = torch.stack([losses, *(means(each.float(), count) for each in found)], 1).double()
         return losses.sum(), report
 
     def _batch(self) -> tuple[Tensor, Tensor]:
@@ -171,6 +151,10 @@ class Joint(ImageIterations):
         """What makes up the state of each, by its number and their names; not copies."""
         return {f"{i}.{name}": x for i, one in enumerate(self.learners) for name, x in one.state().items()}
 
+    def _jump_to(self, iteration: int) -> None:
+        super()._jump_to(iteration)
+        self._epoch = -1
+
     def _turn_to_batch(self) -> None:
         order = self.learners[0].order
         epoch, within = order.epoch(self.iteration), self.iteration % order.batches_per_epoch
@@ -179,12 +163,6 @@ class Joint(ImageIterations):
                 permutation.copy_(one.order.whole_epoch(epoch))
             self._position.fill_(within)
             self._epoch = epoch
-
-    def _set_price(self) -> None:
-        prices = [one.config.price(self.iteration) for one in self.learners]
-        if prices != self._prices:
-            self._prices = prices
-            self._tau.copy_(torch.tensor(prices))
 
 
 def _same(one: Teacher | None, other: Teacher | None) -> bool:

@@ -2,7 +2,8 @@
 
 On a GPU the forward pass is compiled and the iteration captured in a CUDA graph, so that the host does
 nothing but start it. Everything random is a function of the seed and the iteration, and of nothing else:
-there is no generator state to save, and a run does not depend on what else is trained beside it.
+there is no generator state to save, and a run does not depend on what else is trained beside it, unless they
+are joined; see ``joint``.
 
 Where there is a process group, its processes share the work of each iteration; see ``distributed``.
 """
@@ -23,7 +24,6 @@ from torchpact.training import distributed
 from torchpact.training.config import TrainConfig
 from torchpact.training.image_iterations import ImageIterations
 from torchpact.training.inputs import as_input, casting
-from torchpact.training.iterations import Iterations
 from torchpact.training.lottery import decide_by_lot
 from torchpact.training.state import (
     check_same_tensors,
@@ -105,14 +105,6 @@ class Learner(ImageIterations):
         self._since = 0
         self._rate = config.lr
         self._compile_or_capture(self.compile, self.capture)
-        self.joined: Iterations | None = None
-
-    def advance(self) -> None:
-        """Train for one iteration, and those joined with it; the work may still be under way on return."""
-        if self.joined is not None:
-            self.joined.advance()
-        else:
-            super().advance()
 
     def _forward(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """The loss of a batch of images, cropped and flipped, and the sums to report."""
@@ -162,10 +154,6 @@ class Learner(ImageIterations):
         if price != self._price:
             self._price = price
             self._tau.fill_(price)
-
-    def _prepare(self) -> None:
-        if self.joined is None:
-            super()._prepare()
 
     @contextmanager
     def undisturbed(self) -> Iterator[None]:

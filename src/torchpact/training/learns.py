@@ -58,6 +58,10 @@ class Learns(Protocol):
     def pace(self) -> tuple[str, int]:
         """What it reads, as "images", and how many of them in an iteration."""
 
+    @property
+    def together(self) -> int:
+        """How many networks the same kernels train, this one included."""
+
     def advance(self) -> None:
         """Train for one iteration."""
 

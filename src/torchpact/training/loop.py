@@ -247,6 +247,7 @@ class TrainingLoop(Generic[L]):
             **self.about,
             "iteration": self.learner.iteration,
             "processes": distributed.world(),
+            "joint": self.learner.together,
             "training_seconds": self._seconds,
             "results": self.results,
             "versions": {
@@ -293,13 +294,18 @@ def train_together(trainers: Sequence[TrainingLoop[Any]]) -> None:
 
 def _advance(trainers: Sequence[TrainingLoop[Any]], ends: Sequence[int], stop: Stop) -> None:
     """Advance all, in turns; or stop on the way."""
-    moving = True
-    while moving and not stop.asked:
-        moving = False
-        for trainer, end in zip(trainers, ends, strict=True):
-            if trainer.learner.iteration < end:
-                trainer.learner.advance()
-                moving = True
+    while not stop.asked:
+        learners = [trainer.learner for trainer in trainers]
+        behind = [
+            (learner, learner.iteration)
+            for learner, end in zip(learners, ends, strict=True)
+            if learner.iteration < end
+        ]
+        if not behind:
+            return
+        for learner, before in behind:
+            if learner.iteration == before:  # it is ahead where others have joined it, and had it advance
+                learner.advance()
 
 
 def _keep(trainers: Sequence[TrainingLoop[Any]]) -> list[str]:

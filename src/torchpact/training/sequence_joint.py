@@ -15,26 +15,21 @@ from torch.nn import functional as F
 
 from torchpact._state import State
 from torchpact.training.capturing import Captured
-from torchpact.training.iterations import Iterations
+from torchpact.training.joining import JointIterations, groups, means, side_by_side
 from torchpact.training.joint_text import LSTMState, can_read, read_text
 from torchpact.training.sequence_config import SequenceTrainConfig
-from torchpact.training.state import copies, put_back
 
 if TYPE_CHECKING:
     from torchpact.training.sequence_learner import SequenceLearner
 
 
 def join_sequences(learners: Sequence["SequenceLearner"]) -> list["SequenceJoint"]:
-    """Have all that can be trained by the same kernels be so, from now on."""
-    groups: list[list[SequenceLearner]] = []
-    for one in learners:
-        for group in groups:
-            if can_join_sequences([group[0], one]):
-                group.append(one)
-                break
-        else:
-            groups.append([one])
-    return [SequenceJoint(group) for group in groups if can_join_sequences(group)]
+    """Have all that can be trained by the same kernels be so, from now on; a single one, too.
+
+    As each has all of them advance, their trainers are to be run by ``train_together``.
+    """
+    found = groups(learners, can_join_sequences)
+    return [SequenceJoint(group) for group in found if can_join_sequences(group)]
 
 
 def can_join_sequences(learners: Sequence["SequenceLearner"]) -> bool:
@@ -43,27 +38,22 @@ def can_join_sequences(learners: Sequence["SequenceLearner"]) -> bool:
     Their seeds and prices may differ, and how long steps are free. Not for REINFORCE, nor with dropout.
     """
     first = learners[0]
-    kind = _kind(first.config)
+    config = first.config
     return (
         first.streams is not None
-        and first.config.method in ("plain", "repeat", "relaxed", "act")
+        and config.method in ("plain", "repeat", "relaxed", "act")
         and can_read(first.model)
+        and side_by_side(learners)
         and all(
-            _kind(one.config) == kind
-            and (one.iteration, one.device, one.capture) == (first.iteration, first.device, first.capture)
+            replace(one.config, tau=config.tau, seed=config.seed, free=config.free) == config
             and one.streams is not None
             and one.streams.text is first.streams.text
-            and one.joined is None
             for one in learners
         )
     )
 
 
-def _kind(config: SequenceTrainConfig) -> SequenceTrainConfig:
-    return replace(config, tau=0.0, seed=0, free=0.0)
-
-
-class SequenceJoint(Iterations):
+class SequenceJoint(JointIterations["SequenceLearner"]):
     """Learners that advance together; from now on their weights and states are parts of larger tensors.
 
     What each draws depends on all of them, unlike where they have streams of their own. On a GPU products are
@@ -84,26 +74,16 @@ class SequenceJoint(Iterations):
     def __init__(self, learners: Sequence["SequenceLearner"]) -> None:
         if not can_join_sequences(learners):
             raise ValueError("expected LSTMs of one kind that read one text, at the same iteration")
-        first = learners[0]
-        assert first.streams is not None
-        self.learners, self.streams, self.capture = list(learners), first.streams, first.capture
-        self.config, self.device, self.iteration = first.config, first.device, first.iteration
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)  # what was loaded may still be on its way, on other streams
+        super().__init__(learners)
+        assert learners[0].streams is not None
+        self.streams = learners[0].streams
         self.weights = self._stacked_weights()
-        self.lr = torch.tensor(self.config.lr, device=self.device) if self.capture else self.config.lr
         self.optimizer = make_adam(self.weights.values(), self.lr)
         self._stack_moments()
         self._states: list[LSTMState] = self._stacked_states()
         self._symbols, self._targets = (x.clone() for x in self.streams[0])
-        self._prices = [one.config.tau for one in self.learners]
-        self._tau = torch.tensor(self._prices, device=self.device)
-        count = len(self.learners)
-        self._sums = torch.zeros(count, len(first._sums), dtype=torch.double, device=self.device)
-        self._since, self._rate = 0, self.config.lr
         self.captured = Captured(self.device) if self.capture else None
-        for one, sums in zip(self.learners, self._sums, strict=True):
-            one.captured, one._sums, one.joined = self.captured, sums, self
+        self._take_over()
 
     def _stacked_weights(self) -> dict[str, nn.Parameter]:
         """The weights of all, of which theirs become views."""
@@ -142,14 +122,6 @@ class SequenceJoint(Iterations):
                 one._states[layer] = view
         return found
 
-    def advance(self) -> None:
-        """Train all for one iteration."""
-        self.iteration = self.learners[0].iteration
-        super().advance()
-        for one in self.learners:
-            one.iteration += 1
-            one._since += 1
-
     def _objective(self) -> tuple[Tensor, Tensor, list[LSTMState]]:
         """The sum of the losses of all networks, what to report of each, and their states."""
         logits, after, ponderings = read_text(
@@ -157,18 +129,13 @@ class SequenceJoint(Iterations):
         )
         count, targets = len(logits), self._targets.t().flatten()
         nll = F.cross_entropy(logits.flatten(0, 2), targets.repeat(count), reduction="none")
-
-        def means(each: Tensor) -> Tensor:
-            """Of what is known of every character, for each network."""
-            return each.reshape(count, -1).mean(1)
-
-        losses = means(nll)
+        losses = means(nll, count)
         for pondering in ponderings:
-            losses = losses + self._tau * means(pondering.cost)
+            losses = losses + self._tau * means(pondering.cost, count)
         with torch.no_grad():
             right = (logits.flatten(1, 2).argmax(-1) == targets).float()
-            steps = [means(pondering.expected_steps) for pondering in ponderings]
-            report = torch.stack([losses, means(nll), means(right), *steps], 1).double()
+            found = [nll, right, *(pondering.expected_steps for pondering in ponderings)]
+            report = torch.stack([losses, *(means(each, count) for each in found)], 1).double()
         return losses.sum(), report, after
 
     def _iterate(self) -> None:
@@ -192,23 +159,9 @@ class SequenceJoint(Iterations):
         self._symbols.copy_(symbols)
         self._targets.copy_(targets)
 
-    def _set_price(self) -> None:
-        prices = [one.config.price(self.iteration) for one in self.learners]
-        if prices != self._prices:
-            self._prices = prices
-            self._tau.copy_(torch.tensor(prices))
-
-    @torch.enable_grad()
-    def _prepare(self) -> None:
-        """Warm up and capture the iteration if need be, then put everything back as it was."""
-        if self.captured is None or self.captured.recorded:
-            return
-        torch.cuda.synchronize(self.device)
-        before = copies(self.state())
+    def _record(self, captured: Captured) -> None:
         with tf32_products():
-            self.captured.record(self._iterate, lambda: self.optimizer.zero_grad(set_to_none=True))
-        put_back(self.state(), before)
-        self._sums.zero_()
+            captured.record(self._iterate, self.optimizer.zero_grad)
 
     def state(self) -> dict[str, Tensor]:
         """What an iteration changes, by name; not copies."""
@@ -248,11 +201,17 @@ def clip_each(gradients: Sequence[Tensor | None], limit: float) -> None:
 def tf32_products() -> Iterator[None]:
     """Within it, products of single precision on a GPU are made of tf32 numbers.
 
+    But for programs that have chosen by ``torch.backends.cuda.matmul.fp32_precision``: it is as they chose.
+
     >>> with tf32_products():
     ...     torch.get_float32_matmul_precision()
     'high'
     """
-    before = torch.get_float32_matmul_precision()
+    try:
+        before = torch.get_float32_matmul_precision()
+    except RuntimeError:  # torch wants no mixing of the two ways to choose
+        yield
+        return
     torch.set_float32_matmul_precision("high")
     try:
         yield

@@ -17,15 +17,8 @@ from torchpact.training.capturing import Captured
 from torchpact.training.iterations import Iterations
 from torchpact.training.sequence import lengths_of, sequence_loss
 from torchpact.training.sequence_config import SequenceTrainConfig, make_task
-from torchpact.training.sequence_joint import can_join_sequences, join_sequences, make_adam
-from torchpact.training.state import (
-    check_same_tensors,
-    collect,
-    copies,
-    derived_seed,
-    make_room,
-    put_back,
-)
+from torchpact.training.sequence_joint import SequenceJoint, can_join_sequences, make_adam
+from torchpact.training.state import check_same_tensors, collect, derived_seed, make_room
 from torchpact.training.text import Streams
 
 Batch = tuple[Tensor, Tensor, Tensor | None]
@@ -84,16 +77,12 @@ class SequenceLearner(Iterations):
         self.captured = Captured(self.device) if self.capture else None
         self.own_kernels = self.capture
         """Whether it is trained by those for several networks, where they are for its kind."""
-        self.joined: Iterations | None = None
 
     def advance(self) -> None:
-        """Train for one iteration, and those joined with it; the work may still be under way on return."""
+        """Train for one iteration, and those joined with it; a GPU may still be at work on return."""
         if self.own_kernels and self.joined is None and can_join_sequences([self]):
-            join_sequences([self])
-        if self.joined is not None:
-            self.joined.advance()
-        else:
-            super().advance()
+            SequenceJoint([self])
+        super().advance()
 
     @property
     def pace(self) -> tuple[str, int]:
@@ -161,17 +150,9 @@ class SequenceLearner(Iterations):
         else:
             self._tau = price
 
-    @torch.enable_grad()
-    def _prepare(self) -> None:
-        """Warm up and capture the iteration if need be, then put everything back as it was."""
-        if self.captured is None or self.captured.recorded:
-            return
-        torch.cuda.synchronize(self.device)  # weights may still be on their way, from another stream
-        before = copies(self.state())
+    def _record(self, captured: Captured) -> None:
         self._turn_to_batch()
-        self.captured.record(self._iterate, lambda: self.optimizer.zero_grad(set_to_none=True))
-        put_back(self.state(), before)
-        self._sums.zero_()
+        captured.record(self._iterate, self.optimizer.zero_grad)
 
     def wait(self) -> None:
         """Wait until the device has done all that was asked of it."""

@@ -124,10 +124,12 @@ def evaluate_on_text(
                     kinds = kind_of[inputs].flatten()
                     steps.index_add_(0, kinds, taken.double().flatten())
                     counts.index_add_(0, kinds, torch.ones_like(kinds, dtype=torch.double))
+                # on the stream too: noise is drawn there by the seed
+                passage = text[:PASSAGE].long()
+                logits, _, alone = _look(model, passage.unsqueeze(0), model.zero_states(1))
+                log_p = logits[0, :-1].log_softmax(-1).gather(-1, passage[1:, None])[:, 0]
+                passage_bits, passage_steps = (-log_p / math.log(2)).tolist(), alone[0].long().tolist()
                 nll, right = (sums / counts.sum()).tolist()
-            passage = text[:PASSAGE].long()
-            logits, _, alone = _look(model, passage.unsqueeze(0), model.zero_states(1))
-            log_p = logits[0, :-1].log_softmax(-1).gather(-1, passage[1:, None])[:, 0]
     finally:
         model.train(training)
     total = counts.sum()
@@ -140,8 +142,8 @@ def evaluate_on_text(
         steps_by_kind={kind: mean for kind, mean in zip(KINDS, means, strict=True) if not math.isnan(mean)},
         characters=int(total),
         passage=bytes(passage.tolist()).decode("latin-1"),
-        passage_steps=[int(n) for n in alone[0].tolist()],
-        passage_bits=[8.0, *(-log_p / math.log(2)).tolist()],
+        passage_steps=passage_steps,
+        passage_bits=[8.0, *passage_bits],
     )
 
 
