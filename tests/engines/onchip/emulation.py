@@ -22,9 +22,9 @@ FLAGS = [
 
 
 @cache
-def compiling(plan):
+def compiling(plan, watched=False):
     """Start to compile the kernel for a plan; several go on at once."""
-    macros = [f"-D{name}={value}" for name, value in plan.macros.items()]
+    macros = [f"-D{name}={value}" for name, value in plan.macros.items()] + ["-DWATCHED"] * watched
     folders = [f"-I{folder}" for folder in (HERE, Path(onchip.__file__).parent)]
     folder = tempfile.TemporaryDirectory()
     built = Path(folder.name) / "onchip.so"
@@ -33,9 +33,9 @@ def compiling(plan):
 
 
 @cache
-def library(plan):
+def library(plan, watched=False):
     """Return the compiled kernel for a plan."""
-    folder, built, compiler = compiling(plan)
+    folder, built, compiler = compiling(plan, watched)
     with folder:
         assert compiler.wait() == 0
         made = ctypes.CDLL(str(built))
@@ -50,12 +50,12 @@ def counted(plan):
     return [count.value for count in counts]
 
 
-def emulated(plan, reverse=False):
+def emulated(plan, reverse=False, watched=False):
     """Return a kernel as the engine calls it."""
-    compiling(plan)
+    compiling(plan, watched)
 
     def run(args, ctas):
-        fault = library(plan).emulate(ctypes.byref(args), ctas, int(reverse))
+        fault = library(plan, watched).emulate(ctypes.byref(args), ctas, int(reverse))
         if fault:
             raise AssertionError(fault.decode())
 

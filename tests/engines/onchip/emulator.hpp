@@ -3,7 +3,7 @@
 //
 // Faults that a GPU would hide end a run with a message: lanes of a warp at different instructions, threads that
 // wait for ever, rows read outside of the memory. Memory starts as NaN. `reverse` lets the last warp go first:
-// results that depend on it show a missing barrier.
+// results that depend on it show a missing barrier. With WATCHED every access is checked for races, see watch.hpp.
 #pragma once
 #include <ucontext.h>
 
@@ -26,13 +26,13 @@ inline uint2 make_uint2(unsigned x, unsigned y) { return {x, y}; }
 inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
 inline float2 make_float2(float x, float y) { return {x, y}; }
 inline uint4 fetch(const uint4* from) { return *from; }
-inline int anew(int v) { return v; }
+inline unsigned anew(unsigned v) { return v; }
 
 namespace emulator {
 constexpr int THREADS = 32 * WARPS, STACK = 128 * 1024;
 struct Index { int x; };
 struct Fiber { ucontext_t context; const int* waits_for; int while_it_is; bool done; };
-struct Warp { int arrived = 0, generation = 0, what = 0; void* lanes[32]; };
+struct Warp { int arrived = 0, generation = 0, what = 0, syncs = 0; void* lanes[32]; };
 static Fiber fibers[THREADS];
 static Warp warps[WARPS];
 static int arrived = 0, generation = 0;
@@ -45,7 +45,6 @@ static long long loads, waves, products;  // of ldmatrix: times eight rows, and 
 static emulator::Index threadIdx, blockIdx;
 alignas(128) static unsigned char memory[SHARED_BYTES];
 
-inline void copy(int to, const void* from) { std::memcpy(memory + to, from, 16); }
 inline void copied() {}
 inline long long clock64() { static long long now; return ++now; }
 
@@ -75,7 +74,7 @@ inline void start() {
 }
 inline void run_cta(std::vector<char>& stacks, bool reverse) {
     std::memset(memory, 0xff, sizeof memory);
-    arrived = 0;
+    arrived = 0, ++generation;
     for (Warp& warp : warps) warp.arrived = 0;
     for (int i = 0; i < THREADS; ++i) {
         Fiber& fiber = fibers[i];
@@ -100,6 +99,19 @@ inline void run_cta(std::vector<char>& stacks, bool reverse) {
     }
 }
 }  // namespace emulator
+
+#ifdef WATCHED
+#include "watch.hpp"
+#else
+namespace emulator {
+inline void touch(int, int, bool) {}
+}
+#endif
+
+inline void copy(int to, const void* from) {
+    emulator::touch(to, 16, true);
+    std::memcpy(memory + to, from, 16);
+}
 
 inline void __syncthreads() {
     if (emulator::warps[threadIdx.x / 32].arrived) emulator::fail("a barrier while the warp is at an instruction");
@@ -133,7 +145,9 @@ template <class T> T exchange(int what, T value, int from) {
 template <class T> T __shfl_xor_sync(unsigned, T v, int mask) { return exchange(1, v, (threadIdx.x % 32) ^ mask); }
 template <class T> T __shfl_up_sync(unsigned, T v, int by) { return exchange(2, v, threadIdx.x % 32 - by); }
 template <class T> T __shfl_sync(unsigned, T v, int lane) { return exchange(3, v, lane); }
-inline void __syncwarp() { exchange(6, 0, -1); }
+inline void __syncwarp() {
+    emulator::together(6, nullptr, [](void**) { ++emulator::warps[threadIdx.x / 32].syncs; });
+}
 inline bool __any_sync(unsigned, bool v) {
     unsigned any = v;
     for (int d = 1; d < 32; d *= 2) any |= __shfl_xor_sync(~0u, any, d);
@@ -183,6 +197,7 @@ inline float2 unpack(unsigned both) { return {to_float(both & 0xffff), to_float(
 // ldmatrix.x4: lane 8 m + r gives the address of row r of matrix m; a lane gets two numbers of each matrix.
 inline void load_rows(unsigned (&a)[4], int at) {
     if (at < 0 || at % 16 || at + 16 > SHARED_BYTES) emulator::fail("rows outside of the memory, or not aligned");
+    emulator::touch(at, 16, false);
     struct { unsigned (*a)[4]; int at; } mine{&a, at};
     emulator::together(4, &mine, [](void** lanes) {
         using Lane = decltype(mine);

@@ -109,7 +109,7 @@ HELD = {"n_tiles": 2, "hold": True, "tall": 2, "m_tiles": 1}
     [
         ({"tall": 1, "m_tiles": 2}, HELD, {"images": 3, "m_tiles": 3, "ahead": 4}),
         ({"hold": False, "m_tiles": 2, "warps": 4}, {"tall": 2, "m_tiles": 1}, {"n_tiles": 2, "ahead": 3}),
-        ({}, {"ahead_one": 6, "ahead_two": 6}, {"m_tiles": 2, "ahead_one": 6, "ahead_two": 4}),
+        ({}, {"warps": 4, "m_tiles": 4, "ahead": 6}, {"warps": 4, "n_tiles": 8, "m_tiles": 2}),
     ],
 )
 def test_however_the_work_is_cut(monkeypatch, cuts):
@@ -125,6 +125,16 @@ def test_however_the_work_is_cut(monkeypatch, cuts):
     for ponder, wanted in zip(ponders, references, strict=True):
         assert (ponder.steps == wanted.steps).double().mean() > 0.999
         assert relative(ponder.probs, wanted.probs) < 1e-3
+
+
+@needs_compiler
+@pytest.mark.parametrize("settings", [{"units": 3}, {"units": 2, "adaptive": False}])
+def test_threads_that_share_memory_wait_for_one_another(settings):
+    model = tame(lively(2, **settings)).half()
+    images = torch.randn(3, 3, 16, 24).half()
+    logits, _ = engine(model, watched=True)(images)
+    expected, _ = reference(model, images)
+    assert relative(logits, expected) < 1e-3
 
 
 @needs_compiler

@@ -70,16 +70,15 @@ template <class From> struct Held {
     }
 };
 
-// Or read again for every tile: the warps of a CTA do so at about the same time, so that L1 serves them. Some steps before
-// their use, and hence as many beyond the end: two ahead of the barrier, and then the more, the fewer registers the tiles
-// take and the sooner a step is done.
+// Or read again for every tile: the warps of a CTA do so at about the same time, so that L1 serves them. AHEAD steps
+// before their use, and hence that many beyond the end.
 template <class From> struct Streamed {
-    static constexpr int STEPS_OF_ROW = 3 * From::K;
-    static DEVICE constexpr int fitting(int ahead) { return STEPS_OF_ROW % ahead ? 3 : ahead; }
-    static constexpr int D = fitting(AHEAD);
+    static constexpr int STEPS_OF_ROW = 3 * From::K, D = STEPS_OF_ROW % AHEAD ? 3 : AHEAD;
     const uint4* weights;
     mutable uint4 next[D][N_TILES / 2];
-    DEVICE Streamed(const uint4* from) : weights(from + threadIdx.x / 32 % GROUPS * (N_TILES / 2) * 32 + threadIdx.x % 32) {
+    DEVICE Streamed(const uint4* from) {
+        const unsigned thread = anew(threadIdx.x);
+        weights = from + thread / 32 % GROUPS * (N_TILES / 2) * 32 + thread % 32;
         start();
     }
     DEVICE void start() const {
@@ -89,33 +88,21 @@ template <class From> struct Streamed {
             for (int n = 0; n < N_TILES / 2; ++n) next[d][n] = fetch(weights + d * FRAGMENTS + n * 32);
     }
     template <int M, int T> DEVICE void convolve(float (&c)[M][T][N_TILES][4], int (&place)[M], bool again) const {
-        constexpr int E = larger(D, fitting(M * T == 1 ? AHEAD_ONE : M * T == 2 ? AHEAD_TWO : AHEAD));
         if (again) start();
-        if constexpr (E == D) return run(c, place, next);
-        uint4 ahead[E][N_TILES / 2];
-#pragma unroll
-        for (int d = 0; d < E; ++d)
-#pragma unroll
-            for (int n = 0; n < N_TILES / 2; ++n)
-                ahead[d][n] = d < D ? next[d % D][n] : fetch(weights + d * FRAGMENTS + n * 32);
-        run(c, place, ahead);
-    }
-    template <int M, int T, int E>
-    DEVICE void run(float (&c)[M][T][N_TILES][4], int (&place)[M], uint4 (&ahead)[E][N_TILES / 2]) const {
 #pragma unroll
         for (int m = 0; m < M; ++m)
 #pragma unroll
             for (int t = 0; t < T; ++t)
 #pragma unroll
                 for (int n = 0; n < N_TILES; ++n) c[m][t][n][0] = c[m][t][n][1] = c[m][t][n][2] = c[m][t][n][3] = 0;
-        const uint4* from = weights + E * FRAGMENTS;
+        const uint4* from = weights + D * FRAGMENTS;
 #pragma unroll 1
         for (int row = 0; row < 3; ++row) {
 #pragma unroll
             for (int s = 0; s < STEPS_OF_ROW; ++s) {
                 uint4 now[N_TILES / 2];
 #pragma unroll
-                for (int n = 0; n < N_TILES / 2; ++n) now[n] = ahead[s % E][n], ahead[s % E][n] = fetch(from + n * 32);
+                for (int n = 0; n < N_TILES / 2; ++n) now[n] = next[s % D][n], next[s % D][n] = fetch(from + n * 32);
                 from += FRAGMENTS;
 #pragma unroll
                 for (int m = 0; m < M; ++m)
@@ -138,8 +125,8 @@ template <class From> using Weights = Held<From>;
 template <class From> using Weights = Streamed<From>;
 #endif
 
-// What a warp adds up for each image: products of u with the weights of the mean, of active pixels. No atomics: the order
-// is fixed, and so are the results.
+// What a warp adds up for each image: products of u with the weights of the mean, of active pixels and of those whose sums
+// it keeps. No atomics: the order is fixed, and so are the results.
 struct Dots {
     float of[IMAGES];
     DEVICE Dots() {
@@ -151,11 +138,19 @@ struct Dots {
         for (int image = 0; image < IMAGES; ++image) of[image] += IMAGES == 1 || image_of(pixel) == image ? v : 0;
     }
     DEVICE void store() {
+        const unsigned thread = anew(threadIdx.x);
+        const int warp = thread / 32, lane = thread % 32;
 #pragma unroll
         for (int image = 0; image < IMAGES; ++image) {
 #pragma unroll
+            for (int pair = lane; pair < CHANNELS / 2; pair += 32) {
+                const float2 sum = at<float2>(PARTS + 8 * ((image * WARPS + warp) * (CHANNELS / 2) + pair));
+                const float2 weight = at<float2>(POOLS + 8 * pair);
+                of[image] += sum.x * weight.x + sum.y * weight.y;
+            }
+#pragma unroll
             for (int other = 1; other < 32; other *= 2) of[image] += __shfl_xor_sync(~0u, of[image], other);
-            if (threadIdx.x % 32 == 0) at<float>(DOTS + 4 * (image * WARPS + threadIdx.x / 32)) = of[image];
+            if (lane == 0) at<float>(DOTS + 4 * (image * WARPS + warp)) = of[image];
         }
     }
 };
@@ -200,7 +195,7 @@ template <bool FIRST, bool ENTRY> struct Convolution {
 
     // M tiles, and of their lines T rows, from `top` on.
     template <int M, int T> DEVICE void make(int tile, int top) {
-        const int lane = threadIdx.x % 32;
+        const int lane = (HOLD ? threadIdx.x : anew(threadIdx.x)) % 32;
         float c[M][T][N_TILES][4];
         int start[M];
 #pragma unroll
@@ -257,7 +252,7 @@ template <bool FIRST, bool ENTRY> struct Convolution {
 template <bool FIRST, bool ENTRY, int M>
 DEVICE void convolve_by(const Weights<Source<FIRST, ENTRY>>& weights, const Rows& rows) {
     constexpr int TEAM = WARPS / GROUPS, T = ENTRY ? 1 : TALL;
-    const int own = threadIdx.x / 32 / GROUPS, tiles = (rows.count + 15) / 16, left = tiles % TEAM;
+    const int own = anew(threadIdx.x) / 32 / GROUPS, tiles = (rows.count + 15) / 16, left = tiles % TEAM;
     Convolution<FIRST, ENTRY> part(weights, rows);
     const bool split = T == 2 && M == 1 && 2 * left <= TEAM;  // of tiles left over, a warp makes but a row
     for (int tile = own * M; tile < (split ? tiles - left : tiles); tile += TEAM * M) part.template make<M, T>(tile, 0);

@@ -14,7 +14,7 @@ DEVICE void load_rows(unsigned (&a)[4], int at) {
 }
 
 // The same, but what is made of it is made anew each time: registers that would keep it are needed elsewhere.
-DEVICE int anew(int v) {
+DEVICE unsigned anew(unsigned v) {
     asm volatile("" : "+r"(v));
     return v;
 }

@@ -1,21 +1,13 @@
 // The halting heads: the means that they see, their 3×3 convolutions, and what they decide.
 #pragma once
 
-// What all logits of an image share; every warp adds up the parts for itself, and keeps the sum where it finds it by image.
-DEVICE float& shared_by(int image) { return at<float>(SHARES + 4 * (image * WARPS + threadIdx.x / 32)); }
-DEVICE void pool(int image, float bias) {
-    constexpr int ALL = WARPS * CHANNELS;
+// What all logits of an image share: what the warps added up, and the bias. The lane of the image's first warp has it.
+DEVICE float share() {
     const int lane = threadIdx.x % 32;
-    float dot = lane < WARPS ? at<float>(DOTS + 4 * (image * WARPS + lane)) : 0;
+    float sum = lane < IMAGES * WARPS ? at<float>(DOTS + 4 * lane) : 0.0f;
 #pragma unroll
-    for (int part = 4 * lane; part < ALL; part += 128) {
-        const float4 v = at<float4>(PARTS + 4 * (image * ALL + part));
-        const float4 w = at<float4>(POOLS + 4 * (part % CHANNELS));
-        dot += w.x * v.x + w.y * v.y + w.z * v.z + w.w * v.w;
-    }
-#pragma unroll
-    for (int other = 16; other; other /= 2) dot += __shfl_xor_sync(~0u, dot, other);
-    if (lane == 0) shared_by(image) = dot + bias;
+    for (int other = 1; other < WARPS; other *= 2) sum += __shfl_xor_sync(~0u, sum, other);
+    return sum + at<float>(POOLS + 4 * CHANNELS);
 }
 
 // Where the rows of u are that logits of a pixel read, or of as many as TALL says. u has no border: what is beyond its
@@ -61,7 +53,8 @@ struct Head {
     // Logits of 16 lines of which a lane has a pixel: less what is the same for an image.
     DEVICE void operator()(float (&logits)[4], int pixel) const {
         const Around around(pixel);
-        float c[3][4];  // one after the other would take long
+        constexpr int CHAINS = K == 1 ? 3 : 6;  // one after the other would take long
+        float c[CHAINS][4];
 #pragma unroll
         for (int y = 0; y < TALL + 2; ++y)
 #pragma unroll
@@ -71,22 +64,24 @@ struct Head {
                     const uint2 w = k < HELD ? taps[3 * y + x][k] : read(3 * y + x, k);
                     unsigned u[4];
                     load_rows(u, around.at(y, x) + 2 * HOME_PLANE * k);
-                    if (y == 0 && k == 0) multiply_new(c[x], u, w.x, w.y);
-                    else multiply(c[x], u, w.x, w.y);
+                    if (y == 0 && k < 2) multiply_new(c[x + 3 * (k % 2)], u, w.x, w.y);
+                    else multiply(c[x + 3 * (k % 2)], u, w.x, w.y);
                 }
 #pragma unroll
-        for (int i = 0; i < 4; ++i) logits[i] = c[0][i] + c[1][i] + c[2][i];
+        for (int i = 0; i < 4; ++i) {
+            logits[i] = c[0][i] + c[1][i] + c[2][i];
+            if (CHAINS == 6) logits[i] += c[CHAINS - 3][i] + c[CHAINS - 2][i] + c[CHAINS - 1][i];
+        }
     }
 };
 
 // A lane decides for a pixel of the list. Returns whether some have halted.
-DEVICE bool decide(const Args& a, int first, int unit, const Head& head, float bias, const Rows& rows) {
-    const int lane = threadIdx.x % 32, t = TALL == 2 ? lane % 2 : 0;
+DEVICE bool decide(const Args& a, int unit, const Head& head, const Rows& rows) {
+    const int lane = anew(threadIdx.x) % 32, t = TALL == 2 ? lane % 2 : 0;
+    const int first = anew(blockIdx.x) * IMAGES;
     bool halted = false;
     if (threadIdx.x / 32 * 16 >= rows.count) return halted;
-#pragma unroll
-    for (int image = 0; image < IMAGES; ++image) pool(image, bias);
-    __syncwarp();
+    const float shared = share();
 #pragma unroll 1
     for (int tile = threadIdx.x / 32 * 16; tile < rows.count; tile += 16 * WARPS) {
         float logits[4];
@@ -95,7 +90,7 @@ DEVICE bool decide(const Args& a, int first, int unit, const Head& head, float b
         const Entry entry = rows[own];
         const int pixel = entry.pixel(t);
         const float low = lane & 1 ? logits[1] : logits[0], high = lane & 1 ? logits[3] : logits[2];
-        const float logit = (lane & 2 ? high : low) + shared_by(image_of(pixel));
+        const float logit = (lane & 2 ? high : low) + __shfl_sync(~0u, shared, image_of(pixel) * WARPS);
         if (own >= rows.count || (TALL == 2 ? !entry.active(t) : lane % 2)) continue;
         const long long place = ((long long)unit * a.batch + first) * PLANE + pixel;
         if (logit > (a.bounds ? a.bounds[place] : a.bound)) {

@@ -51,13 +51,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) onchip_block(const A
     copied();
     enter(a, first, images);
 
-    if (ENTRY_STRIDE == 1) refresh<1>(Rows{false, 0, images * PLANE});
+    if (ENTRY_STRIDE == 1) refresh<1>(Rows{false, 0, images * PLANE}, 0);
+    Weights<Source<true, false>> ones(weights_of(a, 0));
     bool fewer = true;  // than the list has
     for (int unit = 0; unit < a.units; ++unit) {
         STAMP(0);
         const bool entered = ENTRY_STRIDE == 2 && unit == 0;  // the first convolution is done
         const bool last = unit + 1 == a.units, ask = ADAPTIVE && !last;
-        const Weights<Source<true, false>> ones(weights_of(a, 2 * unit));
         if (fewer) {
             Lists lists;
             if (lists.counts[0] == 0) break;
@@ -68,7 +68,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) onchip_block(const A
         STAMP(2);
         const float* norms = a.norms + (unit + 1) * 4 * CHANNELS;
         if (!last) ask_for(NORMS, norms, 8 * CHANNELS);
-        if (ask) ask_for(POOLS, a.pools + unit * CHANNELS, CHANNELS * 4);
+        if (ask) ask_for(POOLS, a.pools + unit * (CHANNELS + 4), 4 * CHANNELS + 16);
         if (ask) ask_for(HEADS, a.heads + unit * (HEAD_BYTES / 16), HEAD_BYTES);
         if (ADAPTIVE && fewer && unit > 0) add_halted();
         fewer = false;
@@ -79,17 +79,18 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) onchip_block(const A
         __syncthreads();
         STAMP(4);
         if (!last) ask_for(SECOND_NORM, norms + 2 * CHANNELS, 8 * CHANNELS);
-        if (ask) refresh<TALL>(Rows{true, lines(0), lines(1) + lines(2)});
-        STAMP(5);
         convolve<false, false>(twos, Rows{true, 0, lines(0)});
-        STAMP(6);
-        const float bias = ask ? a.biases[unit] : 0;
+        STAMP(5);
+        ones = Weights<Source<true, false>>(weights_of(a, last ? 0 : 2 * unit + 2));  // for the next unit
         const Head head;
         copied();
         __syncthreads();
-        STAMP(7);
+        STAMP(6);
         if (ask) {
-            const bool halted = decide(a, first, unit, head, bias, Rows{true, 0, lines(0)});
+            const bool halted = decide(a, unit, head, Rows{true, 0, lines(0)});
+            STAMP(7);
+            const int deciding = (lines(0) + 15) / 16;  // warps; if many do, all of them make x
+            refresh<TALL>(Rows{true, lines(0), lines(1) + lines(2)}, 2 * deciding > WARPS ? 0 : deciding);
             STAMP(8);
             fewer = __syncthreads_or(halted);
             STAMP(9);

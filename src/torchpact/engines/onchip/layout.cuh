@@ -9,8 +9,7 @@ struct Args {
     const uint4* weights;      // of all convolutions, as fragments
     const float* norms;        // of every unit: scale and shift before its convolutions, CHANNELS each
     const uint4* heads;        // taps of the halting heads, see HEADS
-    const float* pools;        // of every head: weights of the mean, divided by the number of pixels
-    const float* biases;       // of every head
+    const float* pools;        // of every head: weights of the mean, divided by the number of pixels; the bias, thrice 0
     const uint4* stem;         // as fragments
     const float* last;         // scale and shift of the last norm, weights of the classes, biases
     const float* bounds;       // what logits must exceed to halt: (units - 1, batch, pixels), or null
@@ -64,12 +63,11 @@ constexpr int LIST = U + up(HOME_PLANE * CHUNKS);         // pixels, the uppermo
 constexpr int STEPS = LIST + up(PIXELS / TALL * 2);
 constexpr int PARTS = STEPS + up(PIXELS);                 // sums of u where it halted: images, warps, channels
 constexpr int DOTS = PARTS + up(IMAGES * WARPS * CHANNELS * 4);  // each warp's sums of products with the weights of the mean
-constexpr int SHARES = DOTS + up(IMAGES * WARPS * 4);     // what logits of an image share, for each warp
-constexpr int COUNTS = SHARES + up(IMAGES * WARPS * 4);   // lines of the parts of the list
+constexpr int COUNTS = DOTS + up(IMAGES * WARPS * 4);     // lines of the parts of the list
 constexpr int NORMS = COUNTS + 16;                        // scale and shift before a unit, whose input is made with them
 constexpr int SECOND_NORM = NORMS + 8 * CHANNELS;         // those before its second convolution
 constexpr int POOLS = SECOND_NORM + 8 * CHANNELS;
-constexpr int HEADS = POOLS + up(CHANNELS * 4);           // of a head: a row of zeros, three of taps, a row of zeros
+constexpr int HEADS = POOLS + 4 * CHANNELS + 16;          // of a head: a row of zeros, three of taps, a row of zeros
 constexpr int HEAD_TAP = 2 * CHANNELS, HEAD_BYTES = 15 * HEAD_TAP;
 constexpr int MASKS = HEADS + up(HEAD_BYTES);             // a bit for every active pixel
 constexpr int PAST = MASKS + up(PIXELS / 8 + 8);          // those of a row when sums were last made, a word for a row
@@ -77,10 +75,12 @@ constexpr int TOTAL = PAST + up(ROWS * 4);
 static_assert(TOTAL == SHARED_BYTES, "the host plans with another layout");
 static_assert(CHANNELS % 16 == 0 && CHUNKS % N_TILES == 0 && N_TILES % 2 == 0, "tiles must fit the channels");
 static_assert(HEIGHT % TALL == 0 && TALL <= 2 && PIXELS <= 1 << (16 - TALL), "pixels must fit the list");
-static_assert(WARPS % GROUPS == 0 && WIDTH <= 32 && 32 % CHUNKS == 0, "warps must fit the groups");
+static_assert(WARPS % GROUPS == 0 && 32 % WARPS == 0 && IMAGES * WARPS <= 32 && WIDTH <= 32 && 32 % CHUNKS == 0, "warps must fit the groups");
 
+#ifndef WATCHED  // by the tests, which then see who reads and writes
 template <class T> DEVICE T& at(int byte) { return *reinterpret_cast<T*>(memory + byte); }
 template <class T> DEVICE T* array(int byte) { return reinterpret_cast<T*>(memory + byte); }
+#endif
 
 DEVICE int image_of(int pixel) { return IMAGES == 1 ? 0 : pixel / PLANE; }
 // Where u has a pixel: rows are turned, so that classes are those of slots.

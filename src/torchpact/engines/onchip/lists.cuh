@@ -85,7 +85,7 @@ struct Lists {
     int counts[PARTS] = {0, 0, 0};  // lines of each; shared memory has them too
     unsigned own[BLOCKS];  // of the warp's part, bits for rows
 
-    const int warp = anew(threadIdx.x / 32), part = warp % PARTS;
+    const int warp = anew(threadIdx.x) / 32, part = warp % PARTS;
     // A row and those around, of lines; pixels that are active stay in rows.
     static DEVICE void look(unsigned (&words)[PARTS], int row) {
         const unsigned here = mask(row, 0), one = widened(mask(row, -1) | here | mask(row, 1));
@@ -101,7 +101,7 @@ struct Lists {
     DEVICE Lists() {
 #pragma unroll
         for (int b = 0; b < BLOCKS; ++b) {
-            const int row = 32 * b + anew(threadIdx.x % 32);
+            const int row = 32 * b + anew(threadIdx.x) % 32;
             unsigned words[PARTS];
             look(words, row);
             const unsigned lines = TALL == 2 ? words[0] | __shfl_xor_sync(~0u, words[0], 1) : words[0];
@@ -143,7 +143,7 @@ struct Lists {
 // columns as it has lanes.
 DEVICE void add_halted(int row) {
     constexpr int LANES = CHANNELS < 64 ? CHANNELS / 2 : 32;
-    const int lane = threadIdx.x % 32;
+    const int lane = anew(threadIdx.x) % 32;
     const unsigned now = mask(row, 0), gone = array<unsigned>(PAST)[row] & ~now;
     if (gone == 0) return;
 #pragma unroll
@@ -160,8 +160,11 @@ DEVICE void add_halted(int row) {
             sum.x += __shfl_xor_sync(~0u, sum.x, other);
             sum.y += __shfl_xor_sync(~0u, sum.y, other);
         }
-        float2& to = at<float2>(PARTS + 8 * ((row / HEIGHT * WARPS + threadIdx.x / 32) * (CHANNELS / 2) + pair));
-        if (lane < LANES) to.x += sum.x, to.y += sum.y;
+        const int to = PARTS + 8 * ((row / HEIGHT * WARPS + threadIdx.x / 32) * (CHANNELS / 2) + pair);
+        if (lane < LANES) {
+            const float2 before = at<float2>(to);
+            at<float2>(to) = make_float2(before.x + sum.x, before.y + sum.y);
+        }
     }
     __syncwarp();
     if (lane == 0) array<unsigned>(PAST)[row] = now;
@@ -170,13 +173,14 @@ DEVICE void add_halted() {
     for (int row = threadIdx.x / 32; row < ROWS; row += WARPS) add_halted(row);
 }
 
-// x = relu(norm(u)) at pixels of the list, or at consecutive ones.
-template <int T> DEVICE void refresh(const Rows& rows) {
-    const int chunk = threadIdx.x % CHUNKS;
+// x = relu(norm(u)) at pixels of the list, or at consecutive ones, by the warps that are not busy.
+template <int T> DEVICE void refresh(const Rows& rows, int busy) {
+    const unsigned thread = anew(threadIdx.x);
+    if ((int)thread / 32 < busy) return;
+    const int chunk = thread % CHUNKS;
     const Norm norm(array<float>(NORMS), CHANNELS, chunk);
-    // from the last warp on, for the first ones have most to convolve then
-    const int start = ((WARPS - 1 - threadIdx.x / 32) * 32 + threadIdx.x % 32) / CHUNKS;
-    for (int i = start; i < rows.count; i += THREADS / CHUNKS) {
+    const int start = (THREADS - 1 - thread) / CHUNKS;  // the last ones have least to do else
+    for (int i = start; i < rows.count; i += (THREADS - 32 * busy) / CHUNKS) {
         const Entry entry = rows[i];
 #pragma unroll
         for (int t = 0; t < T; ++t) {

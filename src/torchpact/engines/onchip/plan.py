@@ -32,9 +32,7 @@ class Plan:
     warps: int = 8
     n_tiles: int = 2
     m_tiles: int = 4
-    ahead: int = 2
-    ahead_one: int = 4  # steps that weights are read ahead, where a warp has one tile of pixels
-    ahead_two: int = 2  # where it has two
+    ahead: int = 2  # steps that weights are read ahead; more of them gained nothing on an H200
     tall: int = 1
     hold: bool = False
     ctas: int = 2
@@ -51,8 +49,8 @@ class Plan:
             x = max(x, chunks // 2 * _plane(before, chunks // 2))
         parts = [x, chunks * _plane(slots, chunks), chunks * _plane(pixels + 1, chunks)]
         parts += [2 * pixels // self.tall, pixels]
-        parts += [4 * images * self.warps * channels, *[4 * images * self.warps] * 2, 16, 16 * channels]
-        parts += [4 * channels, 30 * channels, pixels // 8 + 8, 4 * rows]
+        parts += [4 * images * self.warps * channels, 4 * images * self.warps, 16, 16 * channels]
+        parts += [4 * channels + 16, 30 * channels, pixels // 8 + 8, 4 * rows]
         return sum(-(-part // 16) * 16 for part in parts)
 
     @property
@@ -152,7 +150,7 @@ def _choices(block: Plan, crowded: bool) -> Iterator[Plan]:
     for ctas, warps in ((2, 8), (1, 16)):
         for images in (2, 3, 1):
             pixels = images * block.height * block.width
-            if images == 1 or pixels <= (512 if images == 2 else 192):
+            if images == 1 or (pixels <= (512 if images == 2 else 192) and images * warps <= 32):
                 tiles = -(-pixels // 16) * (chunks // n_tiles) // warps
                 yield replace(
                     block,

@@ -1,0 +1,69 @@
+// Shared memory that is watched: two threads that touch the same place, one of them writing, must have a barrier between
+// them, or if they are of one warp, a __syncwarp; as racecheck of NVIDIA's compute-sanitizer demands.
+#pragma once
+
+namespace emulator {
+struct Touched { int epoch = -1, sync = 0, thread = 0; };  // by whom, after which barrier and which __syncwarp
+struct Place { Touched read, write; unsigned warps = 0; bool many = false, atomic = false; };  // all that read since the barrier
+static Place places[SHARED_BYTES];
+
+inline bool clash(const Touched& other) {
+    const int me = threadIdx.x;
+    if (other.epoch != generation || other.thread == me) return false;
+    return other.thread / 32 != me / 32 || other.sync == warps[me / 32].syncs;
+}
+inline void race(const char* what, int byte) {
+    static char text[100];
+    std::snprintf(text, sizeof text, "a race: %s at byte %d", what, byte);
+    fail(text);
+}
+inline void touch_place(int byte, bool writes, bool atomic) {
+    Place& place = places[byte];
+    const int me = threadIdx.x, warp = me / 32;
+    const Touched now{generation, warps[warp].syncs, me};
+    if (clash(place.write) && !(atomic && place.atomic)) race(writes ? "two writes" : "a read after a write", byte);
+    const bool read_now = place.read.epoch == generation;
+    if (writes) {
+        const bool others = read_now && (place.warps & ~(1u << warp));
+        const bool lanes = read_now && place.many && place.read.sync == now.sync && place.read.thread / 32 == warp;
+        if (others || lanes || clash(place.read)) race("a write after a read", byte);
+        place.write = now, place.atomic = atomic;
+    } else {
+        place.warps = (read_now ? place.warps : 0) | 1u << warp;
+        const bool same = read_now && place.read.thread / 32 == warp && place.read.sync == now.sync;
+        place.many = same && (place.many || place.read.thread != me);
+        place.read = now;
+    }
+}
+// Words, or what is smaller.
+inline void touch(int byte, int bytes, bool writes, bool atomic = false) {
+    for (int i = 0; i < bytes; i += 4) touch_place(byte + i, writes, atomic);
+}
+
+template <class T> struct Watched {
+    int byte;
+    operator T() const {
+        touch(byte, sizeof(T), false);
+        T v;
+        std::memcpy(&v, memory + byte, sizeof v);
+        return v;
+    }
+    void operator=(T v) const {
+        touch(byte, sizeof(T), true);
+        std::memcpy(memory + byte, &v, sizeof v);
+    }
+};
+template <class T> struct WatchedArray {
+    int byte;
+    Watched<T> operator[](int i) const { return {byte + i * (int)sizeof(T)}; }
+    WatchedArray operator+(int i) const { return {byte + i * (int)sizeof(T)}; }
+    operator T*() const { return reinterpret_cast<T*>(memory + byte); }  // not watched
+};
+}  // namespace emulator
+
+template <class T> emulator::Watched<T> at(int byte) { return {byte}; }
+template <class T> emulator::WatchedArray<T> array(int byte) { return {byte}; }
+inline void atomicAnd(emulator::WatchedArray<unsigned> to, unsigned v) {
+    emulator::touch(to.byte, 4, true, true);
+    *static_cast<unsigned*>(to) &= v;
+}
