@@ -202,12 +202,12 @@ def test_bottlenecks_are_declined_in_a_line_by_those_who_cannot_run_them():
             engine.build(block)
 
 
-@pytest.mark.parametrize("active", [0.0, 0.3, 1.0])
-@pytest.mark.parametrize("processors", [1, 10, 40])
+@pytest.mark.parametrize("active", [0.3, 1.0])
+@pytest.mark.parametrize("processors", [1, 10])
 def test_programs_take_tiles_of_pixels_and_outputs_in_turns(processors, active):
-    block, u = block_of(64, 5, 4, 4)
+    block, u = block_of(32, 5, 4, 4)
     block, u = halt_outside(block, u, torch.rand(4, 5, 4) < active)
-    tiles = Tiles(16, 32, 16, 4, 2, 2)
+    tiles = Tiles(16, 16, 16, 4, 2, 2)
     sparse = SparseGPUBlock(FoldedBlock(block.to(DEVICE)), tiles=(tiles, tiles))
     sparse.processors = processors
     with torch.no_grad():
