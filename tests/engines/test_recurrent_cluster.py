@@ -192,9 +192,9 @@ def test_the_kernel_compiles_for_a_device_that_is_not_here(cell, tmp_path, monke
         pytest.skip(str(error))
     for hidden, dtype in [(100, torch.float16), (128, torch.bfloat16), (512, torch.float32)]:
         shape = shape_of(cell(4, hidden).to(dtype))
-        code = recurrent_cluster.compiled(shape, "sm_90")
+        code = recurrent_cluster.compile_cell(shape, "sm_90")
         assert code.startswith(b"\x7fELF")
-        assert recurrent_cluster.compiled(shape, "sm_90") == code
+        assert recurrent_cluster.compile_cell(shape, "sm_90") == code
 
 
 def test_large_batches_are_left_to_cublas():

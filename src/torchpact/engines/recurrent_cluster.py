@@ -6,7 +6,6 @@ precision, as exact as without tensor cores, whatever torch is set to. Compiled 
 """
 
 import ctypes
-import hashlib
 from collections.abc import Callable
 from ctypes import POINTER, Structure, byref, c_float, c_int, c_uint, c_void_p
 from functools import cache
@@ -17,10 +16,9 @@ import torch
 from torch import Tensor, nn
 
 from torchpact import _state
-from torchpact._files import user_cache, write_whole
 from torchpact.engines.folding import Unsupported
 from torchpact.engines.onchip.driver import _check, driver
-from torchpact.engines.onchip.nvrtc import STANDARD, compiler
+from torchpact.engines.onchip.nvrtc import compiled
 from torchpact.engines.recurrent import KINDS
 from torchpact.engines.recurrent_gpu_lane import Cell, Piece, Result
 from torchpact.models.cells import HaltingUnit
@@ -153,21 +151,9 @@ def clusters_for(cell: Cell, head: nn.Module | None, max_steps: int) -> Clusters
     return Clusters(cell, head, max_steps, loaded, loaded.at_once)
 
 
-def compiled(shape: Shape, arch: str) -> bytes:
-    """Return the machine code for an architecture such as sm_90, from the user's cache if it is there."""
-    route, version = compiler()
-    source = SOURCE.read_text()
-    key = repr((source, sorted(shape.macros.items()), arch, STANDARD, version)).encode()
-    path = user_cache() / f"recurrent-{hashlib.sha256(key).hexdigest()[:16]}.cubin"
-    if path.exists():
-        return path.read_bytes()
-    code = route(source, shape.macros, arch)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, code)
-    except OSError:  # nowhere to keep it
-        pass
-    return code
+def compile_cell(shape: Shape, arch: str) -> bytes:
+    """Return the machine code for an architecture such as sm_90."""
+    return compiled("recurrent", SOURCE.read_text(), shape.macros, arch)
 
 
 @cache
@@ -197,7 +183,7 @@ class Loaded:
         self.shape, self.device = shape, device
         self.context, self.module, self.function = c_void_p(), c_void_p(), c_void_p()
         major, minor = torch.cuda.get_device_capability(device)
-        code = compiled(shape, f"sm_{major}{minor}")
+        code = compile_cell(shape, f"sm_{major}{minor}")
         with torch.cuda.device(device):
             self._load(driver(), code)
         if not self.at_once:

@@ -24,51 +24,36 @@ CHUNK, STEP = 512, 64
 @triton.jit  # type: ignore[untyped-decorator]
 def _convolve(  # type: ignore[no-untyped-def]
     x, kernel, y, x_height, x_width, height, width, end,
-    IN: tl.constexpr, OUT: tl.constexpr, PIXELS: tl.constexpr,
+    FROM: tl.constexpr, TO: tl.constexpr, TURNED: tl.constexpr, PIXELS: tl.constexpr,
 ):  # fmt: skip
-    """``kernel`` lies as outputs × taps × inputs; the last size and ``end`` are those of ``y``."""
+    """Convolve ``x`` to ``y``, of so many channels; ``TURNED``, ``x`` is a gradient of the output.
+
+    ``kernel`` lies as outputs × taps × inputs; the last size and ``end`` are those of ``y``.
+    """
     network = tl.program_id(1).to(tl.int64)
     images = end // (height * width)
-    x, y = x + network * images * x_height * x_width * IN, y + network * end * OUT
+    x, y = x + network * images * x_height * x_width * FROM, y + network * end * TO
     pixel = tl.program_id(0) * PIXELS + tl.arange(0, PIXELS)
     image, row, column = pixel // (height * width), pixel // width % height, pixel % width
-    i, o = tl.arange(0, IN), tl.arange(0, OUT)
-    weights_at = kernel + network * 9 * OUT * IN + o[:, None] * (9 * IN) + i[None, :]
-    total = tl.zeros((PIXELS, OUT), tl.float32)
+    c, d = tl.arange(0, FROM), tl.arange(0, TO)
+    kernel += network * 9 * FROM * TO
+    total = tl.zeros((PIXELS, TO), tl.float32)
     for tap in range(9):
-        above, left = 2 * row + tap // 3 - 1, 2 * column + tap % 3 - 1
-        there = (pixel < end) & (above >= 0) & (above < x_height) & (left >= 0) & (left < x_width)
-        at = (image.to(tl.int64) * x_height + above) * x_width + left
-        inputs = tl.load(x + at[:, None] * IN + i[None, :], mask=there[:, None], other=0)
-        total = tl.dot(inputs, tl.trans(tl.load(weights_at + tap * IN)), total)
-    at = pixel.to(tl.int64)[:, None] * OUT + o[None, :]
+        if TURNED:
+            i, j = row + 1 - tap // 3, column + 1 - tap % 3  # twice where the output is
+            there = (i >= 0) & (j >= 0) & (i % 2 == 0) & (j % 2 == 0)
+            i, j = i // 2, j // 2
+            weights = tl.load(kernel + c[:, None] * (9 * TO) + tap * TO + d[None, :])
+        else:
+            i, j = 2 * row + tap // 3 - 1, 2 * column + tap % 3 - 1
+            there = (i >= 0) & (j >= 0)
+            weights = tl.trans(tl.load(kernel + d[:, None] * (9 * FROM) + tap * FROM + c[None, :]))
+        there = there & (pixel < end) & (i < x_height) & (j < x_width)
+        at = (image.to(tl.int64) * x_height + i) * x_width + j
+        values = tl.load(x + at[:, None] * FROM + c[None, :], mask=there[:, None], other=0)
+        total = tl.dot(values, weights, total)
+    at = pixel.to(tl.int64)[:, None] * TO + d[None, :]
     tl.store(y + at, total.to(y.dtype.element_ty), mask=(pixel < end)[:, None])
-
-
-@triton.jit  # type: ignore[untyped-decorator]
-def _input_gradient(  # type: ignore[no-untyped-def]
-    dy, kernel, dx, y_height, y_width, height, width, end,
-    IN: tl.constexpr, OUT: tl.constexpr, PIXELS: tl.constexpr,
-):  # fmt: skip
-    """The last size and ``end`` are those of ``dx``."""
-    network = tl.program_id(1).to(tl.int64)
-    images = end // (height * width)
-    dy, dx = dy + network * images * y_height * y_width * OUT, dx + network * end * IN
-    pixel = tl.program_id(0) * PIXELS + tl.arange(0, PIXELS)
-    image, row, column = pixel // (height * width), pixel // width % height, pixel % width
-    i, o = tl.arange(0, IN), tl.arange(0, OUT)
-    weights_at = kernel + network * 9 * OUT * IN + o[:, None] * (9 * IN) + i[None, :]
-    total = tl.zeros((PIXELS, IN), tl.float32)
-    for tap in range(9):
-        below, right = row + 1 - tap // 3, column + 1 - tap % 3  # twice where the output is
-        there = (pixel < end) & (below >= 0) & (right >= 0) & (below % 2 == 0) & (right % 2 == 0)
-        below, right = below // 2, right // 2
-        there = there & (below < y_height) & (right < y_width)
-        at = (image.to(tl.int64) * y_height + below) * y_width + right
-        outputs = tl.load(dy + at[:, None] * OUT + o[None, :], mask=there[:, None], other=0)
-        total = tl.dot(outputs, tl.load(weights_at + tap * IN), total)
-    at = pixel.to(tl.int64)[:, None] * IN + i[None, :]
-    tl.store(dx + at, total.to(dx.dtype.element_ty), mask=(pixel < end)[:, None])
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -113,30 +98,28 @@ def _sizes(source: Tensor, target: Tensor, networks: int) -> tuple[int, ...]:
     return *source.shape[2:], height, width, target.size(0) // networks * height * width
 
 
+def _launch(x: Tensor, weight: Tensor, y: Tensor, turned: bool) -> None:
+    networks = len(weight)
+    sizes = _sizes(x, y, networks)
+    wrap_triton(_convolve)[(triton.cdiv(sizes[-1], PIXELS), networks)](
+        x, weight.movedim(2, -1).contiguous(), y, *sizes,
+        FROM=x.size(1), TO=y.size(1), TURNED=turned, PIXELS=PIXELS, num_warps=WARPS,
+    )  # fmt: skip
+
+
 @triton_op("torchpact::strided_conv", mutates_args={})
 def strided_conv(x: Tensor, weight: Tensor) -> Tensor:
     """What ``F.conv2d(x, weight, stride=2, padding=1)`` is, for 3×3 kernels of several networks.
 
     The first dimension of ``weight`` is the network's; images of the networks lie one after the other.
     """
-    networks, outputs, inputs = weight.shape[:3]
     x = x.contiguous(memory_format=torch.channels_last)
     height, width = ((size + 1) // 2 for size in x.shape[2:])
     y = torch.empty(
-        (len(x), outputs, height, width),
+        (len(x), weight.size(1), height, width),
         dtype=x.dtype, device=x.device, memory_format=torch.channels_last,
     )  # fmt: skip
-    sizes = _sizes(x, y, networks)
-    wrap_triton(_convolve)[(triton.cdiv(sizes[-1], PIXELS), networks)](
-        x,
-        weight.movedim(2, -1).contiguous(),
-        y,
-        *sizes,
-        IN=inputs,
-        OUT=outputs,
-        PIXELS=PIXELS,
-        num_warps=WARPS,
-    )
+    _launch(x, weight, y, turned=False)
     return y
 
 
@@ -144,19 +127,15 @@ def strided_conv(x: Tensor, weight: Tensor) -> Tensor:
 def _gradients(x: Tensor, weight: Tensor, dy: Tensor) -> tuple[Tensor, Tensor]:
     """The gradient of the maps, and that of the kernels in single precision."""
     networks, outputs, inputs = weight.shape[:3]
-    channels: dict[str, Any] = {"IN": inputs, "OUT": outputs}
     x = x.contiguous(memory_format=torch.channels_last)
     dy = dy.contiguous(memory_format=torch.channels_last)
     dx = torch.empty_like(x)
-    sizes = _sizes(dy, dx, networks)
-    wrap_triton(_input_gradient)[(triton.cdiv(sizes[-1], PIXELS), networks)](
-        dy, weight.movedim(2, -1).contiguous(), dx, *sizes, **channels, PIXELS=PIXELS, num_warps=WARPS
-    )
+    _launch(dy, weight, dx, turned=True)
     sizes = _sizes(x, dy, networks)
     chunks = triton.cdiv(sizes[-1], CHUNK)
     sums = x.new_empty(networks, chunks, 3, outputs, 3 * inputs, dtype=torch.float32)
     wrap_triton(_kernel_gradient)[(chunks, 3, networks)](
-        x, dy, sums, *sizes, **channels, CHUNK=CHUNK, STEP=STEP, num_warps=WARPS
+        x, dy, sums, *sizes, IN=inputs, OUT=outputs, CHUNK=CHUNK, STEP=STEP, num_warps=WARPS
     )
     # from rows of the kernel, outputs, columns, inputs
     gradient = sums.sum(1).view(networks, 3, outputs, 3, inputs).permute(0, 2, 4, 1, 3)

@@ -7,7 +7,7 @@ comes with PyTorch for CUDA. The user's cache keeps what was compiled.
 import ctypes
 import hashlib
 import importlib.util
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from ctypes import byref, c_char_p, c_size_t, c_void_p
 from functools import cache
 from pathlib import Path
@@ -21,15 +21,19 @@ STANDARD = "c++17"
 
 
 def compile_block(plan: Plan, arch: str) -> bytes:
-    """Return the machine code of a block for an architecture such as sm_90, from the cache if it is there."""
-    route, version = compiler()
-    source = SOURCE.read_text()
+    """Return the machine code of a block for an architecture such as sm_90."""
     parts = [path.read_text() for path in sorted(SOURCE.parent.glob("*.cuh"))]
-    key = repr((source, parts, sorted(plan.macros.items()), arch, STANDARD, version)).encode()
-    path = user_cache() / f"onchip-{hashlib.sha256(key).hexdigest()[:16]}.cubin"
+    return compiled("onchip", SOURCE.read_text(), plan.macros, arch, parts)
+
+
+def compiled(name: str, source: str, macros: dict[str, int], arch: str, parts: Sequence[str] = ()) -> bytes:
+    """Return the machine code of a source, from the user's cache if it is there; ``parts`` it includes."""
+    route, version = compiler()
+    key = repr((source, parts, sorted(macros.items()), arch, STANDARD, version)).encode()
+    path = user_cache() / f"{name}-{hashlib.sha256(key).hexdigest()[:16]}.cubin"
     if path.exists():
         return path.read_bytes()
-    code = route(source, plan.macros, arch)
+    code = route(source, macros, arch)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, code)
