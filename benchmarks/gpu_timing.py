@@ -2,12 +2,14 @@
 
 import math
 import statistics
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
 
 from torchpact.training.algorithms import fastest_algorithms
+from torchpact.training.iterations import Iterations
 
 SKIPPED, LEAST, MOST = 3, 7, 33
 """Of so many times, at least and at most, the first few do not count."""
@@ -42,6 +44,20 @@ def called(work: Callable[[], object], *, seconds: float = math.inf) -> float:
         end.synchronize()
         taken.append(start.elapsed_time(end) * 1e3)
     return statistics.median(taken[SKIPPED:])
+
+
+def iterations_per_second(learners: Sequence[Iterations], iterations: int, warm_up: int) -> float:
+    """How often all of them advance in a second, in turns."""
+    for _ in range(warm_up):
+        for learner in learners:
+            learner.advance()
+    torch.cuda.synchronize()
+    start = time.perf_counter()
+    for _ in range(iterations):
+        for learner in learners:
+            learner.advance()
+    torch.cuda.synchronize()
+    return iterations / (time.perf_counter() - start)
 
 
 @contextmanager

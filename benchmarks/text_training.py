@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 
 import torch
+from gpu_timing import iterations_per_second
 from table import write_csv
 
 from torchpact.training import SequenceLearner, sequence_preset
@@ -59,7 +60,7 @@ def main() -> None:
         learners[0].advance()
         torch.cuda.synchronize()
         setup = time.perf_counter() - started
-        speed = networks * iterations_per_second(learners[0], iterations)
+        speed = networks * iterations_per_second(learners[:1], iterations, warm_up=3)
         if not own:
             alone[preset, method] = speed
         before = alone.get((preset, method))
@@ -80,18 +81,6 @@ def main() -> None:
         write_csv(arguments.out, rows)
         del learners
         gc.collect()  # they refer to themselves, and the next are to have the memory
-
-
-def iterations_per_second(learner: SequenceLearner, iterations: int) -> float:
-    """Of all that have joined with it, each counted as one."""
-    for _ in range(3):
-        learner.advance()
-    torch.cuda.synchronize()
-    start = time.perf_counter()
-    for _ in range(iterations):
-        learner.advance()
-    torch.cuda.synchronize()
-    return iterations / (time.perf_counter() - start)
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
+from gpu_timing import iterations_per_second
 from table import write_csv
 
 from torchpact.data import Images
@@ -41,16 +42,8 @@ def make(units: int, method: str, seed: int, data: Images) -> Learner:
 
 
 def images_per_second(learners: Sequence[Learner | Joint], networks: int, iterations: int) -> float:
-    for _ in range(30):
-        for learner in learners:
-            learner.advance()
-    torch.cuda.synchronize()
-    start = time.perf_counter()
-    for _ in range(iterations):
-        for learner in learners:
-            learner.advance()
-    torch.cuda.synchronize()
-    return networks * iterations * learners[0].config.batch / (time.perf_counter() - start)
+    rate = iterations_per_second(learners, iterations, warm_up=30)
+    return networks * learners[0].config.batch * rate
 
 
 def main() -> None:

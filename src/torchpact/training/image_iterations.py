@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from torchpact.data import augment
+from torchpact.data import BatchOrder, Images, augment
 from torchpact.models.resnet import ResNet
 from torchpact.training import distributed
 from torchpact.training.algorithms import deterministic_algorithms, fastest_algorithms
@@ -19,13 +19,18 @@ from torchpact.training.teaching import Teacher, divergence
 
 
 class ImageIterations(Iterations):
-    """What is left to those that build on it is which images are next, and what their loss is."""
+    """What is left to those that build on it is the order of images, and what their loss is."""
 
     config: TrainConfig
     model: ResNet
     teacher: Teacher | None
     shared = False
     """Whether processes share the work."""
+    data: Images
+    order: BatchOrder
+    """That of the first network; those of others have as many batches."""
+    _permutation: Tensor
+    """The order of the epoch, for each network if there are several; on the device."""
     _position: Tensor
     """How far the epoch has come, in batches; on the device."""
     _epoch: int
@@ -58,8 +63,22 @@ class ImageIterations(Iterations):
         """The loss of a batch of images, cropped and flipped, and the sums to report."""
 
     @abstractmethod
+    def _set_order(self, epoch: int) -> None:
+        """Tell the device the order of an epoch."""
+
+    def _turn_to_batch(self) -> None:
+        epoch = self.order.epoch(self.iteration)
+        within = self.iteration % self.order.batches_per_epoch
+        if epoch != self._epoch or within == 0:
+            self._set_order(epoch)
+            self._position.fill_(within)
+            self._epoch = epoch
+
     def _batch(self) -> tuple[Tensor, Tensor]:
-        """The images whose turn it is, cropped and flipped, and their labels."""
+        """The images whose turn it is, cropped and flipped, and their labels; of all networks."""
+        within = self._position * self.config.batch + torch.arange(self.config.batch, device=self.device)
+        index = self._permutation[..., within].flatten()
+        return self._augment(self.data.images[index]), self.data.labels[index]
 
     def _iterate(self) -> None:
         with deterministic_algorithms() if self.config.deterministic else nullcontext():

@@ -73,6 +73,7 @@ class Joint(JointIterations[Learner], ImageIterations):
         self.optimizer = make_optimizer(self.model, self.config, self.lr)
         if self.config.momentum:
             self._stack_momenta()
+        self.data, self.order = first.data, first.order
         self._permutation = torch.stack([one._permutation for one in learners])
         self._position = torch.zeros((), dtype=torch.long, device=self.device)
         self._epoch = -1
@@ -140,13 +141,6 @@ class Joint(JointIterations[Learner], ImageIterations):
             report = torch.stack([losses, *(means(each.float(), count) for each in found)], 1).double()
         return losses.sum(), report
 
-    def _batch(self) -> tuple[Tensor, Tensor]:
-        start = self._position * self.config.batch
-        within = start + torch.arange(self.config.batch, device=self.device)
-        index = self._permutation[:, within].flatten()
-        data = self.learners[0].data
-        return self._augment(data.images[index]), data.labels[index]
-
     def state(self) -> dict[str, Tensor]:
         """What makes up the state of each, by its number and their names; not copies."""
         return {f"{i}.{name}": x for i, one in enumerate(self.learners) for name, x in one.state().items()}
@@ -155,14 +149,9 @@ class Joint(JointIterations[Learner], ImageIterations):
         super()._jump_to(iteration)
         self._epoch = -1
 
-    def _turn_to_batch(self) -> None:
-        order = self.learners[0].order
-        epoch, within = order.epoch(self.iteration), self.iteration % order.batches_per_epoch
-        if epoch != self._epoch or within == 0:
-            for one, permutation in zip(self.learners, self._permutation, strict=True):
-                permutation.copy_(one.order.whole_epoch(epoch))
-            self._position.fill_(within)
-            self._epoch = epoch
+    def _set_order(self, epoch: int) -> None:
+        for one, permutation in zip(self.learners, self._permutation, strict=True):
+            permutation.copy_(one.order.whole_epoch(epoch))
 
 
 def _same(one: Teacher | None, other: Teacher | None) -> bool:

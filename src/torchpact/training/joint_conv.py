@@ -157,12 +157,8 @@ strided_conv.register_autograd(_backward, setup_context=_setup)
 
 def fits(conv: nn.Conv2d) -> bool:
     """Whether the kernels above do what this convolution does."""
-    return (
-        {conv.in_channels, conv.out_channels} <= set(narrow_conv.CHANNELS)
-        and (conv.kernel_size, conv.stride, conv.padding) == ((3, 3), (2, 2), (1, 1))
-        and (conv.dilation, conv.groups, conv.bias) == ((1, 1), 1, None)
-        and conv.padding_mode == "zeros"
-    )
+    known = {conv.in_channels, conv.out_channels} <= set(narrow_conv.CHANNELS)
+    return known and narrow_conv.is_three_by_three(conv, stride=2)
 
 
 def by_kernels(conv: nn.Conv2d, x: Tensor) -> Tensor | None:

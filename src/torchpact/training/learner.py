@@ -131,23 +131,15 @@ class Learner(ImageIterations):
 
     def _batch(self) -> tuple[Tensor, Tensor]:
         """The share of this process in the batch whose turn it is, cropped and flipped."""
-        start = self._position * self.config.batch
-        index = self._permutation[start + torch.arange(self.config.batch, device=self.device)]
-        images, labels = self._augment(self.data.images[index]), self.data.labels[index]
+        images, labels = super()._batch()
         if self.shared:
             # cropping is cheap: that of the whole batch is the same for any number of processes
             images, labels = images[self._share], labels[self._share]
             torch.manual_seed(derived_seed(self.config.seed, "network", self.iteration, distributed.rank()))
         return images, labels
 
-    def _turn_to_batch(self) -> None:
-        """See to it that the device knows which batch is next."""
-        epoch = self.order.epoch(self.iteration)
-        within = self.iteration % self.order.batches_per_epoch
-        if epoch != self._epoch or within == 0:
-            self._permutation.copy_(self.order.whole_epoch(epoch))
-            self._position.fill_(within)
-            self._epoch = epoch
+    def _set_order(self, epoch: int) -> None:
+        self._permutation.copy_(self.order.whole_epoch(epoch))
 
     def _set_price(self) -> None:
         price = self.config.price(self.iteration)

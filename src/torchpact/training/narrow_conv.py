@@ -183,7 +183,14 @@ def fits(conv: nn.Module, kind: type[nn.Conv2d] = nn.Conv2d) -> bool:
         type(conv) is kind
         and conv.in_channels in (conv.out_channels, IMAGE)
         and conv.out_channels in CHANNELS
-        and (conv.kernel_size, conv.stride, conv.padding) == ((3, 3), (1, 1), (1, 1))
+        and is_three_by_three(conv, stride=1)
+    )
+
+
+def is_three_by_three(conv: nn.Conv2d, stride: int) -> bool:
+    """Whether a convolution is 3×3 of this stride, padded with zeros, and nothing else."""
+    return (
+        (conv.kernel_size, conv.stride, conv.padding) == ((3, 3), (stride, stride), (1, 1))
         and (conv.dilation, conv.groups, conv.bias) == ((1, 1), 1, None)
         and conv.padding_mode == "zeros"
     )
