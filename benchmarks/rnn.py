@@ -1,6 +1,8 @@
 """Thresholded recurrent layers against running all steps on all examples: what leaving the batch saves.
 
-    python benchmarks/rnn.py [--device cuda] [--out benchmarks/rnn.csv]
+    python benchmarks/rnn.py [--device cuda] [--out FILE]
+
+Without ``--out`` that is benchmarks/rnn.csv, and benchmarks/rnn_gpu.csv on a GPU.
 
 ``speedup`` is against the best that there is without these kernels, the faster of two that run L steps on
 everything: the bare cell in a loop, and torch's own LSTM on inputs that are repeated L times (oneDNN's on a
@@ -164,11 +166,12 @@ def main() -> None:
     parser.add_argument("--bias", type=float, nargs="*", default=[0.0, -100.0], help="of the coin")
     parser.add_argument("--seconds", type=float, default=5.0, help="for each row")
     parser.add_argument("--least", type=int, default=7, help="times that each is measured")
-    parser.add_argument("--out", type=Path, default=Path(__file__).with_suffix(".csv"))
+    parser.add_argument("--out", type=Path, help="by default rnn.csv beside this file, rnn_gpu.csv on a GPU")
     parser.add_argument("--threads", type=int, default=1, help="of the CPU")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     on_cpu = arguments.device == "cpu"
+    out = arguments.out or Path(__file__).with_name("rnn.csv" if on_cpu else "rnn_gpu.csv")
     settings = itertools.product(
         [arguments.device],
         arguments.precision,
@@ -182,7 +185,7 @@ def main() -> None:
         set_precision(setting[1])
         rows.append(measure(Setting(*setting), bias, arguments.seconds, arguments.least))
         print(*rows[-1].values(), sep="\t", flush=True)
-        write_csv(arguments.out, rows)
+        write_csv(out, rows)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from tests.engines.recurrent_emulation import BOUNDS, library
 from torchpact.engines.recurrent_cluster import Clusters, shape_of
-from torchpact.engines.recurrent_gpu_lane import Cell, Result, pieces_of
+from torchpact.engines.recurrent_gpu_call import Cell, Result, UnderWay, pieces_of
 from torchpact.models import HaltingUnit
 
 LIBC = ctypes.CDLL(None, use_errno=True)
@@ -42,21 +42,22 @@ def unknown(x: Tensor, low: bool) -> Tensor:
 
 
 @torch.no_grad()
-def read(cell: Cell, head: HaltingUnit, sizes: Tensor, low: bool, slots: int) -> None:
-    """Read sequences of which so many are as long as each time step, and look at what came of it."""
+def read(cell: Cell, head: HaltingUnit, sizes: Tensor, low: bool, slots: int, begun: bool) -> None:
+    """Read sequences of which so many are as long as each time step, and look at what came of it.
+
+    If they are ``begun``, as others leave them, in another order.
+    """
     for module in (cell, head.linear):
         for parameter in module.parameters():
             parameter.data = fenced(parameter.data, low)
     rows, max_steps, kind = int(sizes.sum()), 3, cell.weight_hh.dtype
     data, shape = torch.zeros(rows, 1, dtype=kind), shape_of(cell)._replace(slots=slots)
     h = torch.randn(int(sizes[0]), cell.hidden_size).to(kind)
-    result = Result(
-        data, (fenced(h, low), fenced(h, low)) if shape.kind == 0 else fenced(h, low), shape.units, max_steps
-    )
+    count = 2 if shape.kind == 0 else 1
+    first, final = ([made(h, low) for _ in range(count)] for made in (fenced, unknown))
+    result = Result(data, tuple(first), tuple(final), max_steps)
     for name in ("output", "probs", "steps", "cost", "expected"):
         setattr(result, name, unknown(getattr(result, name), low))
-    final = [unknown(h, low) for _ in range(2 if shape.kind == 0 else 1)]
-    result.final = tuple(final) if shape.kind == 0 else final[0]
 
     def launch(args: ctypes.Structure, clusters: int) -> None:
         fault = library(shape, BOUNDS).emulate(ctypes.byref(args), clusters, 0)
@@ -64,10 +65,18 @@ def read(cell: Cell, head: HaltingUnit, sizes: Tensor, low: bool, slots: int) ->
 
     clusters = Clusters(cell, head, max_steps, launch, at_once=2)
     clusters.shape = shape
-    for piece in pieces_of(sizes, most=9):
+    for piece in pieces_of(sizes, most=rows if begun else 9):
         inputs = torch.randn(piece.rows.stop - piece.rows.start, shape.gates * shape.units).to(kind)
         clusters.places = piece.places, 0, fenced(piece.places.int(), low)
-        clusters.read(fenced(inputs, low), piece, result, 0.0)
+        if begun:
+            order = torch.arange(len(h)).flip(0)
+            notes = torch.stack([order, 0 * order, order, 0 * order], 1).int()
+            odds, left = torch.ones(len(h), 2), torch.tensor([len(h)]).int()
+            states, cells, noted, chances, known = (fenced(x, low) for x in (h, h, notes, odds, left))
+            under_way = UnderWay(states, cells, noted, chances, known, most=len(h))
+            clusters.finish(fenced(inputs, low), piece, result, 0.0, under_way)
+        else:
+            clusters.read(fenced(inputs, low), piece, result, 0.0)
         result.state = result.final
     for x in (result.output, result.probs, result.cost, result.expected, *final):
         assert x.isfinite().all()
@@ -79,15 +88,16 @@ def main() -> None:
     torch.manual_seed(0)
     sizes = torch.tensor([5, 5, 2])
     layers = [
-        (nn.LSTMCell, 96, torch.float32),  # more CTAs than groups of 32 units
-        (nn.GRUCell, 5, torch.bfloat16),
-        (nn.RNNCell, 64, torch.float32),
-        (nn.GRUCell, 290, torch.float32),  # weights in shared memory
+        (nn.LSTMCell, 96, torch.float32, False),  # more CTAs than groups of 32 units
+        (nn.LSTMCell, 96, torch.float32, True),
+        (nn.GRUCell, 5, torch.bfloat16, False),
+        (nn.RNNCell, 64, torch.float32, False),
+        (nn.GRUCell, 290, torch.float32, False),  # weights in shared memory
     ]
-    for (kind, units, dtype), low in itertools.product(layers, (False, True)):
+    for (kind, units, dtype, begun), low in itertools.product(layers, (False, True)):
         head = HaltingUnit(units, 0.0)
         nn.init.normal_(head.linear.weight, std=20.0)
-        read(kind(4, units).to(dtype), head.to(dtype), sizes, low, slots=2)
+        read(kind(4, units).to(dtype), head.to(dtype), sizes, low, slots=2, begun=begun)
 
 
 if __name__ == "__main__":

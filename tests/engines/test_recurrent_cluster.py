@@ -14,7 +14,7 @@ from torch import nn
 import torchpact as tp
 from tests.engines.recurrent_emulation import library
 from tests.engines.recurrent_layers import CELLS, decided, lively, random, states
-from torchpact.engines import recurrent_cluster, recurrent_gpu
+from torchpact.engines import recurrent_cluster, recurrent_gpu, recurrent_gpu_call
 from torchpact.engines.folding import Unsupported
 from torchpact.engines.onchip import nvrtc
 from torchpact.engines.recurrent_cluster import Clusters, shape_of
@@ -47,10 +47,10 @@ def engine_of(rnn, at_once=2, slots=None, reverse=False):
 
 def assert_alike(rnn, engine, x, state=None, **options):
     """Compare an engine with the loop."""
-    object.__setattr__(rnn, "_compiled", lambda *_: engine)
+    object.__setattr__(rnn, "_on_gpu", lambda *_: engine)
     with torch.no_grad():
         fast = rnn(x, state, **options)
-        object.__delattr__(rnn, "_compiled")
+        object.__delattr__(rnn, "_on_gpu")
         rnn.compact = False
         slow = rnn(x, state, **options)
         rnn.compact = True
@@ -127,6 +127,67 @@ def test_one_step_a_threshold_a_head_without_a_bias_and_pieces(monkeypatch):
     engine = engine_of(rnn)
     assert_alike(rnn, engine, random(4, 7, 3), lengths=[3, 7, 1, 6])
     assert len(engine.used) > 1
+    used = len(engine.used)
+    assert_alike(rnn, engine, random(4, 7, 3))
+    assert len(engine.used) == used + 7  # whole sequences too
+
+
+@emulated_only
+@pytest.mark.parametrize(
+    ("cell", "hidden", "at_once", "slots"),
+    [*((cell, 5, 2, 2) for cell in CELLS), (nn.LSTMCell, 37, 1, 4)],
+)
+def test_clusters_read_the_rest_of_a_batch_that_others_began(cell, hidden, at_once, slots):
+    pytest.importorskip("triton", reason="needs Triton, for those who begin")
+    torch.manual_seed(0)
+    rnn, x = lively(cell, hidden, batch_first=True), random(17, 4, 3)
+    lengths = torch.randint(1, 5, (17,))
+    engine = engine_of(rnn, at_once, slots)
+    engine._clusters.most_rows = 9
+    assert_alike(rnn, engine, x, lengths=lengths)
+    assert_alike(rnn, engine, x)
+    assert len(engine.used) == 2
+    (lane,) = engine._lanes.values()
+    assert lane.counts[0, 0] > 0  # it did not go on
+
+
+@emulated_only
+def test_rows_that_are_under_way_go_on_where_they_are(monkeypatch):
+    """In one piece and in two, and where clusters find nobody left."""
+    pytest.importorskip("triton", reason="needs Triton, for those who begin")
+    rnn = tp.AdaptiveRNN(nn.GRUCell(4, 8), 7, halting=never_halt, mode="thresholded", batch_first=True)
+    engine = engine_of(rnn)
+    engine._clusters.most_rows = 3
+    x, lengths = random(6, 4, 3), [4, 1, 1, 1, 1, 2]
+    found = assert_alike(rnn, engine, x, lengths=lengths)
+    assert (found[2].steps.amax(1) == 7).all()
+    assert engine.used == [(2, 1)]
+    with monkeypatch.context() as patched:
+        patched.setattr(recurrent_gpu, "MOST_INPUTS", 8 * 24)
+        assert_alike(rnn, engine, x, lengths=lengths)
+    assert engine.used[1:] == [(2, 1), (1, 1)]
+    (lane,) = engine._lanes.values()
+    lane.counts.zero_()
+    h, c, notes, odds = lane._known(0)
+    under_way = recurrent_gpu_call.UnderWay(h, c, notes, odds, lane.counts[0], 3)
+    final = torch.full((6, 8), torch.nan)
+    result = recurrent_gpu_call.Result(random(24, 3), None, final, 7)
+    (piece,) = recurrent_gpu.whole_pieces(4, 6, 100)
+    engine._clusters.finish(random(24, 24), piece, result, 0.0, under_way)
+    assert final.isnan().all()
+
+
+def test_what_is_deterministic_is_not_handed_on():
+    rnn = lively(hidden=64)
+    engine = engine_of(rnn)
+    engine._clusters.most_rows = 50
+    assert engine._lane(100).clusters is engine._clusters
+    assert engine._lane(100).sizes == [128, 96, 64, 48]
+    torch.use_deterministic_algorithms(True)
+    try:
+        assert engine._lane(100).clusters is None
+    finally:
+        torch.use_deterministic_algorithms(False)
 
 
 @emulated_only
@@ -138,7 +199,7 @@ def test_half_precision(cell, dtype):
     torch.manual_seed(1)
     rnn, x = lively(cell, 32, batch_first=True).to(dtype), random(9, 2, 3, dtype=dtype)
     engine = engine_of(rnn)
-    object.__setattr__(rnn, "_compiled", lambda *_: engine)
+    object.__setattr__(rnn, "_on_gpu", lambda *_: engine)
     with torch.no_grad():
         fast = rnn(x)
         rnn.compact = False
@@ -157,7 +218,7 @@ def test_broken_numbers_stay_in_their_sequence():
     rnn, x = lively(), random(3, 4, 3)
     x[1, 1] = torch.nan
     engine = engine_of(rnn, at_once=1)
-    object.__setattr__(rnn, "_compiled", lambda *_: engine)
+    object.__setattr__(rnn, "_on_gpu", lambda *_: engine)
     with torch.no_grad():
         output = rnn(x)[0]
     assert output[1:, 1].isnan().all()
@@ -170,7 +231,7 @@ def test_no_place_outside_of_tensors_and_arrays_is_read_or_written():
         [sys.executable, "-m", "tests.engines.recurrent_fenced"], capture_output=True, text=True
     )
     assert ran.returncode == 0, ran.stderr
-    assert len(ran.stdout.splitlines()) == 8
+    assert len(ran.stdout.splitlines()) == 10
 
 
 @pytest.mark.parametrize("hidden", [1, 32, 33, 128, 256, 257, 512])

@@ -14,7 +14,7 @@ from torch import nn
 import torchpact as tp
 from tests.engines.elsewhere import compiled_elsewhere
 from tests.engines.recurrent_layers import CELLS, DEVICE, decided, lively, random, states
-from torchpact.engines import recurrent_gpu, recurrent_gpu_lane
+from torchpact.engines import recurrent_gpu, recurrent_gpu_call, recurrent_gpu_lane
 from torchpact.engines.recurrent_gpu import RecurrentGPU, fitting_weights
 from torchpact.models import HaltingUnit, never_halt
 
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered in exp:Runt
 
 def use(rnn, engine):
     """Let a layer read by an engine, on whatever device."""
-    object.__setattr__(rnn, "_compiled", lambda *_: engine)
+    object.__setattr__(rnn, "_on_gpu", lambda *_: engine)
 
 
 def engine_of(rnn):
@@ -51,7 +51,7 @@ def both(rnn, x, state=None, engine=None, **options):
         rnn.compact = False
         slow = rnn(x, state, **options)
         rnn.compact = True
-    object.__delattr__(rnn, "_compiled")
+    object.__delattr__(rnn, "_on_gpu")
     return fast, slow
 
 
@@ -169,8 +169,8 @@ def test_rows_are_counted_anew_in_every_gathering(hidden):
     (lane,) = engine._lanes.values()
     assert lane.counts[:, 0].max() == 0  # after the end, and never more than there were
     final = (torch.zeros(5, hidden, device=DEVICE),)
-    result = recurrent_gpu_lane.Result(x.flatten(0, 1), final, hidden, 3)
-    piece = recurrent_gpu_lane.Piece(slice(0, 15), torch.tensor([0, 5, 10, 15, 15]), 5)
+    result = recurrent_gpu_call.Result(x.flatten(0, 1), None, final, 3)
+    piece = recurrent_gpu_call.Piece(slice(0, 15), torch.tensor([0, 5, 10, 15, 15]), 5)
     lane._begin(torch.zeros(15, hidden, device=DEVICE), piece, result, math.inf)
     for left in (5, 5, 0):  # nobody halts before the third of three iterations, nine in all
         lane._iterate(6)
@@ -193,6 +193,28 @@ def test_long_sequences_are_read_in_pieces(monkeypatch):
     rnn, x = lively(max_steps=3), random(7, 4, 3)
     monkeypatch.setattr(recurrent_gpu, "MOST_INPUTS", 7 * 32)
     assert_same(*both(rnn, x, lengths=[3, 7, 1, 6]))
+    assert_same(*both(rnn, x))
+
+
+@pytest.mark.parametrize("batch_first", [False, True])
+def test_whole_sequences_come_back_laid_out_as_from_the_loop(batch_first):
+    torch.manual_seed(0)
+    rnn, x = lively(batch_first=batch_first), random(3, 5, 3)
+    (fast, _, ponder), (slow, _, expected) = both(rnn, x)
+    assert fast.shape == slow.shape
+    for one, other in zip(ponder[:4], expected[:4], strict=True):
+        assert (one.shape, one.stride(), one.dtype) == (other.shape, other.stride(), other.dtype)
+
+
+def test_a_small_product_reads_the_weights_where_they_are(monkeypatch):
+    torch.manual_seed(0)
+    rnn, x = lively(), random(3, 5, 3)
+    engine = engine_of(rnn)
+    kept, _ = both(rnn, x, engine=engine)
+    monkeypatch.setattr(recurrent_gpu, "MOST_IN_PLACE", 0)
+    copied, slow = both(rnn, x, engine=engine)
+    assert_same(copied, slow)
+    torch.testing.assert_close(kept[0], copied[0])
 
 
 @pytest.mark.parametrize("cell", CELLS)

@@ -82,6 +82,29 @@ def test_clusters_are_the_loop(cell, hidden, batch):
     assert torch.equal(first[0], again[0])
 
 
+@pytest.mark.parametrize("cell", CELLS)
+@pytest.mark.parametrize(("hidden", "batch"), [(512, 500), (64, 3300), (200, 1200)])
+def test_graphs_begin_a_large_batch_and_clusters_end_it(cell, hidden, batch, monkeypatch):
+    if not have_clusters():
+        pytest.skip("needs a device with clusters: Hopper or later")
+    torch.manual_seed(0)
+    left, finish = [], recurrent_cluster.Clusters.finish
+
+    def watched(clusters, *args):
+        left.append(args[-1].most)
+        finish(clusters, *args)
+
+    monkeypatch.setattr(recurrent_cluster.Clusters, "finish", watched)
+    rnn = lively(cell, hidden, max_steps=5, batch_first=True)
+    x = random(batch, 9, 3)
+    alike(rnn, x, lengths=torch.randint(1, 10, (batch,)))
+    assert len(left) == 1
+    alike(rnn, x)
+    clusters = recurrent_gpu._MADE[rnn.block]._clusters
+    assert clusters is not None
+    assert 0 < max(left) <= clusters.most_rows
+
+
 def test_clusters_see_weights_that_change():
     torch.manual_seed(2)
     rnn, x = lively(hidden=64, batch_first=True), random(30, 4, 3)
@@ -136,12 +159,17 @@ def test_layers_upon_layers_in_inference_mode():
         torch.testing.assert_close(stacked(x)[0], first)
 
 
-@pytest.mark.parametrize("clusters", [True, False])
+@pytest.mark.parametrize("clusters", ["all", "rest", "none"])
 def test_several_threads_on_streams_of_their_own(clusters, monkeypatch):
     torch.manual_seed(0)
-    if not clusters:
+    if clusters == "none":
         monkeypatch.setattr(recurrent_gpu, "clusters_for", lambda *_: None)
     rnn, inputs = lively(hidden=64, batch_first=True), [random(50, 8, 3) for _ in range(4)]
+    if clusters == "rest" and have_clusters():
+        alike(rnn, inputs[0])
+        used = recurrent_gpu._MADE[rnn.block]._clusters
+        assert used is not None
+        used.most_rows = 20
     expected = [alike(rnn, x)[0] for x in inputs]
     found = [None] * len(inputs)
 

@@ -61,13 +61,18 @@ constexpr int PADDED = 32 * CTAS;          // units, those added have weights of
 constexpr int KEPT = CTAS < 8 ? CTAS : 8;  // groups of 32 outputs whose weights are in registers
 
 struct Args {
-    const Number *inputs, *weight, *flag, *hidden_bias, *head, *head_bias;  // the last three may be missing
-    const Number *first_h, *first_c;  // may be the same memory as the next two: a row is read before it is written
+    const Number *inputs, *weight, *flag;
+    const Number *input_bias, *hidden_bias, *head, *head_bias;  // may be missing; the first is then part of `inputs`
+    // Missing, zeros; may be the same memory as the next two: a row is read before it is written.
+    const Number *first_h, *first_c;
     Number *h, *c;                    // in the end
     Number* output;
     float *probs, *cost, *expected;
     long long* steps;
     const int* offsets;  // where each time step begins, and the end twice
+    // Of rows that are under way, as the Triton kernels leave them, and how many; missing where all sequences begin.
+    const int *notes, *count;
+    const float* odds;
     float bound;
     int batch, rows, max_steps, flag_stride, slots;
 };
@@ -76,7 +81,7 @@ struct Shared {
     float h[2][SLOTS][PADDED + 4], c[SLOTS][32 + 4];  // so that four units of eight slots are in different banks
     float4 weights[CTAS > KEPT ? CTAS - KEPT : 1][GATES][CTAS > KEPT ? THREADS : 1];  // no array is empty
     float head[PADDED];
-    int sequence[SLOTS], time[SLOTS], place[SLOTS], done[SLOTS];
+    int row[SLOTS], sequence[SLOTS], time[SLOTS], place[SLOTS], done[SLOTS];
     float survival[SLOTS], expected[SLOTS];
     unsigned live;
 };
@@ -84,7 +89,7 @@ struct Shared {
 // What a thread keeps all the time.
 struct Unit {
     float4 weights[KEPT][GATES];
-    float flag[GATES], bias[GATES], head_bias;
+    float flag[GATES], bias[GATES], outer, head_bias;  // outer: a GRU's bias outside of the reset gate
     int in_cta, in_layer, part;
 };
 
@@ -122,26 +127,38 @@ DEVICE void learn(const Args& a, Shared& s, Unit& u, int rank) {
         const int row = g * UNITS + u.in_layer, there = u.in_layer < UNITS;
         u.flag[g] = there ? number(a.flag[(size_t)row * a.flag_stride]) : 0.0f;
         u.bias[g] = there && a.hidden_bias ? number(a.hidden_bias[row]) : 0.0f;
+        const float of_input = there && a.input_bias ? number(a.input_bias[row]) : 0.0f;
+        if (KIND == 1 && g == 2) u.outer = of_input;
+        else u.bias[g] += of_input;
     }
     for (int k = thread; k < PADDED; k += THREADS) s.head[k] = a.head && k < UNITS ? number(a.head[k]) : 0.0f;
     u.head_bias = a.head && a.head_bias ? number(*a.head_bias) : 0.0f;
 }
 
+DEVICE int rows_of(const Args& a) { return a.count ? __ldg(a.count) : a.batch; }
+
 // A warp puts a sequence into a slot; all CTAs do.
-DEVICE void begin(const Args& a, Shared& s, int now, int slot, int sequence, int rank) {
+DEVICE void begin(const Args& a, Shared& s, int now, int slot, int row, int rank) {
     const int lane = threadIdx.x % 32, unit = 32 * rank + lane;
+    const size_t at = (size_t)row * UNITS;
     for (int k = lane; k < PADDED; k += 32)
-        s.h[now][slot][k] = k < UNITS ? number(a.first_h[(size_t)sequence * UNITS + k]) : 0.0f;
-    if (KIND == 0) s.c[slot][lane] = unit < UNITS ? number(a.first_c[(size_t)sequence * UNITS + unit]) : 0.0f;
-    if (lane == 0) {
-        s.sequence[slot] = sequence, s.time[slot] = 0, s.place[slot] = sequence, s.done[slot] = 0;
+        s.h[now][slot][k] = a.first_h && k < UNITS ? number(a.first_h[at + k]) : 0.0f;
+    if (KIND == 0) s.c[slot][lane] = a.first_c && unit < UNITS ? number(a.first_c[at + unit]) : 0.0f;
+    if (lane) return;
+    s.row[slot] = row;
+    if (a.notes) {
+        const int* note = a.notes + 4 * row;
+        s.sequence[slot] = note[0], s.time[slot] = note[1], s.place[slot] = note[2], s.done[slot] = note[3];
+        s.survival[slot] = a.odds[2 * row], s.expected[slot] = a.odds[2 * row + 1];
+    } else {
+        s.sequence[slot] = row, s.time[slot] = 0, s.place[slot] = row, s.done[slot] = 0;
         s.survival[slot] = s.expected[slot] = 1.0f;
     }
 }
 
 // A warp looks at what an iteration made of a slot: whether it halts, and what comes next. All CTAs see the same.
 DEVICE void decide(const Args& a, Shared& s, const Unit& u, int now, int slot, int rank, int stride) {
-    const int lane = threadIdx.x % 32;
+    const int lane = threadIdx.x % 32, row = s.row[slot];
     const int sequence = s.sequence[slot], time = s.time[slot], place = s.place[slot], done = s.done[slot] + 1;
     float survival = s.survival[slot], expected = s.expected[slot], logit = 0.0f;
     const int begins = __ldg(a.offsets + time + 1), ends = __ldg(a.offsets + time + 2);
@@ -181,7 +198,7 @@ DEVICE void decide(const Args& a, Shared& s, const Unit& u, int now, int slot, i
         if (KIND == 0) a.c[(size_t)sequence * UNITS + unit] = written(s.c[slot][lane]);
     }
     __syncwarp();
-    if (sequence + stride < a.batch) begin(a, s, now, slot, sequence + stride, rank);
+    if (row + stride < rows_of(a)) begin(a, s, now, slot, row + stride, rank);
     else if (lane == 0) atomicAnd(&s.live, ~(1u << slot));
 }
 
@@ -253,6 +270,7 @@ template <int ROWS> DEVICE unsigned advance(const Args& a, Shared& s, const Unit
         v[g] = sums[0][g] + u.bias[g];
         x[g] += first ? u.flag[g] : 0.0f;
     }
+    if constexpr (KIND == 1) x[2] += u.outer;
     if constexpr (KIND == 0) {
         kept = logistic(v[1] + x[1]) * c + logistic(v[0] + x[0]) * tangent(v[2] + x[2]);
         made = logistic(v[3] + x[3]) * tangent(kept);
@@ -277,15 +295,15 @@ extern "C" __global__ void __cluster_dims__(CTAS, 1, 1) __launch_bounds__(THREAD
     const __grid_constant__ Args a) {
     Shared& s = *reinterpret_cast<Shared*>(memory);
     const int rank = rank_in_cluster(), warp = threadIdx.x / 32;
-    const int clusters = gridDim.x / CTAS, stride = clusters * a.slots;
+    const int clusters = gridDim.x / CTAS, stride = clusters * a.slots, rows = rows_of(a);
     Unit u;
     learn(a, s, u, rank);
     unsigned live = 0;
     for (int slot = 0; slot < a.slots; ++slot) {
-        const int sequence = blockIdx.x / CTAS + slot * clusters;
-        if (sequence >= a.batch) break;
+        const int row = blockIdx.x / CTAS + slot * clusters;
+        if (row >= rows) break;
         live |= 1u << slot;
-        if (slot % WARPS == warp) begin(a, s, 0, slot, sequence, rank);
+        if (slot % WARPS == warp) begin(a, s, 0, slot, row, rank);
     }
     if (threadIdx.x == 0) s.live = live;
     cluster_barrier();

@@ -3,6 +3,8 @@
 The kernel is ``recurrent_cluster.cu``: a cluster of 1 to 16 multiprocessors keeps the recurrent weights in
 registers and reads its share of the sequences alone, each at its own pace. Sums of products are in single
 precision, as exact as without tensor cores, whatever torch is set to. Compiled by NVRTC on first use.
+
+Of a large batch, which graphs begin to read (``recurrent_gpu_lane``), clusters read the rows that are left.
 """
 
 import ctypes
@@ -20,7 +22,7 @@ from torchpact.engines.folding import Unsupported
 from torchpact.engines.onchip.driver import _check, driver
 from torchpact.engines.onchip.nvrtc import compiled
 from torchpact.engines.recurrent import KINDS
-from torchpact.engines.recurrent_gpu_lane import Cell, Piece, Result
+from torchpact.engines.recurrent_gpu_call import Cell, Piece, Result, UnderWay
 from torchpact.models.cells import HaltingUnit
 
 SOURCE = Path(__file__).with_suffix(".cu")
@@ -28,9 +30,11 @@ THREADS = 256
 MOST_UNITS = 512
 """A cluster has at most 16 CTAs, of 32 units each."""
 MOST_OUTPUTS = {4: 3 << 16, 2: 1 << 16}
-"""Rows times units up to which this is the fastest way, by the bytes of a number. On an H200, in single
-precision, it took 0.4 of the time of graphs with 128 units and 512 rows, 1.3 with 4096; with 512 units 0.5
-with 64 rows, 0.9 to 1.3 with 512. In half precision cuBLAS has tensor cores."""
+"""Rows times units up to which this is the fastest way, by the bytes of a number: of a batch, and of the rows
+that graphs leave. On an H200, in single precision, an iteration of 128 units took 1.7 µs with 64 rows, 6.6
+with 512 and 24.5 with 2048, by graphs 10.2, 10.6 and 18.4; one of 512 units 7.9 with 64, 27.3 with 256 and
+50.9 with 512, by graphs 16.4, 26.6 and 37.5. The limit is above where they meet, since sequences end: with
+fewer a cluster is faster at once, and graphs are not. In half precision cuBLAS has tensor cores."""
 NUMBERS = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
 # of cuda.h
 _SHARED, _LARGE_CLUSTER = 8, 14  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_…, _NON_PORTABLE_CLUSTER_SIZE_ALLOWED
@@ -57,7 +61,7 @@ class Shape(NamedTuple):
         """Of shared memory of a CTA, as the source lays it out."""
         in_memory = max(self.ctas - 8, 0) * THREADS or 1
         padded = 32 * self.ctas
-        numbers = self.slots * (2 * (padded + 4) + 36 + 6) + in_memory * self.gates * 4 + padded
+        numbers = self.slots * (2 * (padded + 4) + 36 + 7) + in_memory * self.gates * 4 + padded
         return -(-(4 * numbers + 4) // 16) * 16
 
 
@@ -72,9 +76,11 @@ class Args(Structure):
     """As in the source."""
 
     _fields_ = (
-        *((name, c_void_p) for name in ("inputs", "weight", "flag", "hidden_bias", "head", "head_bias")),
+        *((name, c_void_p) for name in ("inputs", "weight", "flag")),
+        *((name, c_void_p) for name in ("input_bias", "hidden_bias", "head", "head_bias")),
         *((name, c_void_p) for name in ("first_h", "first_c")),
         *((name, c_void_p) for name in ("h", "c", "output", "probs", "cost", "expected", "steps", "offsets")),
+        *((name, c_void_p) for name in ("notes", "count", "odds")),
         ("bound", c_float),
         *((name, c_int) for name in ("batch", "rows", "max_steps", "flag_stride", "slots")),
     )
@@ -86,6 +92,9 @@ Launch = Callable[[Args, int], None]
 class Clusters:
     """A layer that clusters read: called ``launch`` with so many of them, of which so many run at once."""
 
+    adds_bias = True
+    """That of the inputs, which is then no part of what it is given."""
+
     def __init__(
         self, cell: Cell, head: nn.Module | None, max_steps: int, launch: Launch, at_once: int
     ) -> None:
@@ -95,6 +104,7 @@ class Clusters:
         self.weights = Args(
             weight=_address(cell.weight_hh),
             flag=_address(cell.weight_ih[:, -1]),
+            input_bias=_address(cell.bias_ih),
             hidden_bias=_address(cell.bias_hh),
             head=_address(asked[0]),
             head_bias=_address(asked[1]),
@@ -107,21 +117,38 @@ class Clusters:
         self.places: tuple[Tensor, int, Tensor] | None = None
 
     def read(self, inputs: Tensor, piece: Piece, result: Result, bound: float) -> None:
-        """Read some time steps, of which ``inputs`` are the inputs' part of all gates."""
-        places, begin = self._places(piece, inputs), piece.rows.start
-        first, final = _state.parts(result.state), _state.parts(result.final)
+        """Read some time steps, of which ``inputs`` are the inputs' part of all gates, without their bias."""
+        args = self._args(inputs, piece, result, bound)
+        if result.state is not None:
+            first = _state.parts(result.state)
+            args.first_h, args.first_c = first[0].data_ptr(), first[-1].data_ptr()
+        self._launch(args, piece.batch)
+
+    def finish(self, inputs: Tensor, piece: Piece, result: Result, bound: float, under_way: UnderWay) -> None:
+        """Read on what others have begun, whose ``inputs`` have their bias."""
+        args = self._args(inputs, piece, result, bound)
+        args.input_bias = None
+        args.first_h, args.first_c = under_way.h.data_ptr(), under_way.c.data_ptr()
+        args.notes, args.odds = under_way.notes.data_ptr(), under_way.odds.data_ptr()
+        args.count = under_way.left.data_ptr()
+        self._launch(args, under_way.most)
+
+    def _args(self, inputs: Tensor, piece: Piece, result: Result, bound: float) -> Args:
+        begin, final = piece.rows.start, _state.parts(result.final)
         args = Args.from_buffer_copy(self.weights)
-        args.inputs, args.offsets = inputs.data_ptr(), places.data_ptr()
-        args.first_h, args.first_c = first[0].data_ptr(), first[-1].data_ptr()
+        args.inputs, args.offsets = inputs.data_ptr(), self._places(piece, inputs).data_ptr()
         args.h, args.c = final[0].data_ptr(), final[-1].data_ptr()
         args.output = result.output.data_ptr() + begin * self.shape.units * self.bytes
         args.probs = result.probs.data_ptr() + begin * 4
         args.cost = result.cost.data_ptr() + begin * 4
         args.expected = result.expected.data_ptr() + begin * 4
         args.steps = result.steps.data_ptr() + begin * 8
-        args.bound, args.batch, args.rows = bound, piece.batch, result.output.size(0)
-        args.slots = min(-(-piece.batch // self.at_once), self.shape.slots)
-        self.launch(args, min(-(-piece.batch // args.slots), self.at_once))
+        args.bound, args.batch, args.rows = bound, piece.batch, result.rows
+        return args
+
+    def _launch(self, args: Args, rows: int) -> None:
+        args.slots = min(-(-rows // self.at_once), self.shape.slots)
+        self.launch(args, min(-(-rows // args.slots), self.at_once))
 
     def _places(self, piece: Piece, inputs: Tensor) -> Tensor:
         """Those of a piece on the device; of the last call, if it was alike and on the same stream."""
@@ -214,11 +241,11 @@ class Loaded:
 
     def __call__(self, args: Args, clusters: int) -> None:
         """Launch on the current stream of its device."""
-        if torch.cuda.current_device() != self.device.index:
+        if torch._C._cuda_getDevice() != self.device.index:
             with torch.cuda.device(self.device):
                 return self(args, clusters)
         grid, block = (clusters * self.shape.ctas, 1, 1), (THREADS, 1, 1)
-        stream = c_void_p(torch._C._cuda_getCurrentRawStream(self.device.index))
-        pointers = (c_void_p * 1)(ctypes.addressof(args))
+        stream = torch._C._cuda_getCurrentRawStream(self.device.index)
+        pointers = byref(c_void_p(ctypes.addressof(args)))
         launch, shared_bytes = driver().cuLaunchKernel, self.shape.shared_bytes
         _check(launch(self.function, *grid, *block, shared_bytes, stream, pointers, None))

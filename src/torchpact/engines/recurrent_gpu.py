@@ -15,22 +15,23 @@ import importlib.util
 import math
 import threading
 from collections import OrderedDict
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary, ref
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 from torch.nn.utils.rnn import PackedSequence
 
+from torchpact import _state
 from torchpact._state import State
 from torchpact.block import AdaptiveBlock, Ponder
 from torchpact.engines.native import switched_off
 from torchpact.engines.recurrent import KINDS, _never_halts
 from torchpact.engines.recurrent_cluster import Clusters, clusters_for
-from torchpact.engines.recurrent_gpu_lane import Cell, Lane, Piece, Result, pieces_of, rung
-from torchpact.models.cells import HaltingUnit, Transition
+from torchpact.engines.recurrent_gpu_call import Cell, Piece, Result, Whole, pieces_of
+from torchpact.engines.recurrent_gpu_lane import Lane, rung
+from torchpact.models.cells import HaltingUnit
 from torchpact.modes import Mode, Thresholded
 
 Weights = list[nn.Parameter]
@@ -40,6 +41,10 @@ MOST_UNITS = 4096
 MOST_INPUTS = 1 << 30
 """How many numbers the inputs' part of the gates may have, if they fit into an eighth of the memory; what is
 longer is read in pieces."""
+MOST_IN_PLACE = 1 << 28
+"""Multiplications of a product of inputs up to which the weights of a cell are read where they are, in single
+precision. The flag is the last input, so that their rows often are of odd length, which makes products slow;
+but a copy is one more launch for the host, which a short call waits for."""
 MOST_LANES = 4
 """Sizes of batches for which buffers and graphs are kept."""
 
@@ -79,11 +84,16 @@ def fitting_weights(block: AdaptiveBlock, mode: Mode, data: Tensor) -> Weights |
         return None
     if torch.is_autocast_enabled(data.device.type) or torch._C._len_torch_dispatch_stack():
         return None
-    if any(module._forward_hooks or module._forward_pre_hooks for module in made_of):
-        return None
-    weights = [p for module in made_of for p in module._parameters.values() if p is not None]
-    like = data.dtype, data.device, True
-    return weights if all((p.dtype, p.device, p.is_contiguous()) == like for p in weights) else None
+    weights, dtype, device = [], data.dtype, data.device
+    for module in made_of:  # every call does all this before the device has anything to do
+        if module._forward_hooks or module._forward_pre_hooks:
+            return None
+        for p in module._parameters.values():
+            if p is not None:
+                if p.dtype != dtype or p.device != device or not p.is_contiguous():
+                    return None
+                weights.append(p)
+    return weights
 
 
 @cache
@@ -95,7 +105,6 @@ def _made_of(block: AdaptiveBlock) -> list[nn.Module]:
     """The cell, the head, and all that they are in: quickly, as attributes of modules are not found."""
     steps, halting = _child(block, "steps"), _child(block, "halting")
     transition = _child(steps, "0")
-    assert isinstance(transition, Transition)
     return [_child(transition, "cell"), _child(halting, "0"), transition, steps, halting, block]
 
 
@@ -126,6 +135,16 @@ class _Plan(NamedTuple):
     pieces: list[Piece]
 
 
+@lru_cache(maxsize=64)
+def whole_pieces(time: int, batch: int, most: int) -> list[Piece]:
+    """Return the pieces in which to read so many time steps of so many sequences each.
+
+    >>> [piece.rows for piece in whole_pieces(time=3, batch=2, most=5)]
+    [slice(0, 4, None), slice(4, 6, None)]
+    """
+    return pieces_of(torch.full((time,), batch, device="cpu"), most)
+
+
 class RecurrentGPU:
     """The cell and the halting unit of a block, and buffers for batches of some sizes."""
 
@@ -134,6 +153,10 @@ class RecurrentGPU:
         """Why there are no kernels after all, once it was tried."""
         self.cell, self.head, self.max_steps = *map(ref, _parts_of(block)), block.max_steps
         self._weights = [(ref(p), p.data_ptr()) for p in weights]
+        cell = self.cell()
+        assert isinstance(cell, Cell)
+        self._from_input = cell.weight_ih.detach()[:, :-1]
+        self._in_place = self._from_input.t()
         self._plan: _Plan | None = None
         self._clusters: Clusters | None = None
         self._asked_for_clusters = False
@@ -143,14 +166,14 @@ class RecurrentGPU:
     def is_of(self, block: AdaptiveBlock, weights: Weights) -> bool:
         """Whether graphs that were captured hold for what the block is made of now."""
         cell, head = _parts_of(block)
-        return (
-            (cell, head, block.max_steps) == (self.cell(), self.head(), self.max_steps)
-            and len(weights) == len(self._weights)
-            and all(
-                p is seen() and p.data_ptr() == address
-                for p, (seen, address) in zip(weights, self._weights, strict=True)
-            )
-        )
+        if cell is not self.cell() or head is not self.head() or block.max_steps != self.max_steps:
+            return False
+        if len(weights) != len(self._weights):
+            return False
+        for p, (seen, address) in zip(weights, self._weights, strict=True):
+            if p is not seen() or p.data_ptr() != address:
+                return False
+        return True
 
     def is_ready(self, batch: int) -> bool:
         """Whether such a batch can be read; makes buffers and graphs for it where there are none."""
@@ -164,23 +187,66 @@ class RecurrentGPU:
         return self.problem is None
 
     def __call__(self, packed: PackedSequence, state: State, mode: Mode) -> tuple[Tensor, State, Ponder]:
-        """Read sequences from a state on, in thresholded mode."""
-        assert isinstance(mode, Thresholded)
-        bound = math.log(mode.threshold) - math.log1p(-mode.threshold)
-        cell, data, sizes = self.cell(), packed.data, packed.batch_sizes
-        assert isinstance(cell, Cell)
-        result = Result(data, state, cell.hidden_size, self.max_steps)
-        if len(data):
-            self._read(cell, data, sizes, result, bound)
-        return result.output, result.final, result.ponder
+        """Read packed sequences from a state on, in thresholded mode."""
+        sizes, most = packed.batch_sizes, self._most_rows(packed.data)
+        return self._read(packed.data, state, mode, int(sizes[0]), self._pieces(sizes, most))
 
-    def _read(self, cell: Cell, data: Tensor, sizes: Tensor, result: Result, bound: float) -> None:
-        reader = self._reader(int(sizes[0]))
-        from_input = cell.weight_ih[:, :-1].contiguous()  # rows of odd lengths make products slow
-        for piece in self._pieces(sizes, max(_most_inputs(data) // len(from_input), 1)):
-            given = data if piece.rows.stop - piece.rows.start == len(data) else data[piece.rows]
-            reader.read(F.linear(given, from_input, cell.bias_ih).contiguous(), piece, result, bound)
+    def whole(
+        self, data: Tensor, time: int, batch: int, state: State | None, mode: Mode
+    ) -> tuple[Tensor, State, Ponder]:
+        """Read sequences that are all as long, from zeros if there is no state.
+
+        What comes back has the shapes that a layer returns, time first: it takes the host as long as a short
+        call takes the device to give them to packed rows.
+        """
+        pieces = whole_pieces(time, batch, self._most_rows(data))
+        return self._read(data, state, mode, batch, pieces, (time, batch))
+
+    def _read(
+        self,
+        data: Tensor,
+        state: State | None,
+        mode: Mode,
+        batch: int,
+        pieces: list[Piece],
+        whole: Whole | None = None,
+    ) -> tuple[Tensor, State, Ponder]:
+        cell = self.cell()
+        assert isinstance(mode, Thresholded)
+        assert isinstance(cell, Cell)
+        if not batch:
+            return self._result(cell, data, state, batch, whole).returned
+        bound = math.log(mode.threshold) - math.log1p(-mode.threshold)
+        reader, result = self._reader(batch), None
+        bias = None if reader.adds_bias else cell.bias_ih
+        for piece in pieces:
+            inputs = self._gates(data if len(pieces) == 1 else data[piece.rows], bias)
+            if result is None:  # what can be is done while the device is at the product
+                result = self._result(cell, data, state, batch, whole)
+            reader.read(inputs, piece, result, bound)
             result.state = result.final
+        assert result is not None
+        return result.returned
+
+    def _gates(self, data: Tensor, bias: Tensor | None) -> Tensor:
+        """The inputs' part of all gates."""
+        weight = self._in_place
+        if data.element_size() < 4 or data.size(0) * weight.numel() > MOST_IN_PLACE:
+            weight = self._from_input.contiguous().t()
+        return torch.mm(data, weight) if bias is None else torch.addmm(bias, data, weight)
+
+    def _result(
+        self, cell: Cell, data: Tensor, state: State | None, batch: int, whole: Whole | None
+    ) -> Result:
+        if state is not None:
+            state = _state.map_state(Tensor.contiguous, state)
+            return Result(data, state, _state.map_state(torch.empty_like, state), self.max_steps, whole)
+        h = data.new_empty((batch, cell.hidden_size))
+        final = (h, torch.empty_like(h)) if isinstance(cell, nn.LSTMCell) else h
+        return Result(data, None, final, self.max_steps, whole)
+
+    def _most_rows(self, data: Tensor) -> int:
+        return max(_most_inputs(data) // self._from_input.size(0), 1)
 
     def _pieces(self, sizes: Tensor, most: int) -> list[Piece]:
         """Those of the last call, if this one is alike."""
@@ -191,14 +257,18 @@ class RecurrentGPU:
 
     def _reader(self, batch: int) -> Clusters | Lane:
         """What reads a batch of this size."""
+        if not self._asked_for_clusters:
+            self._ask_for_clusters()
+        clusters = self._clusters
+        return clusters if clusters is not None and batch <= clusters.most_rows else self._lane(batch)
+
+    def _ask_for_clusters(self) -> None:
         with self._lock:
             if not self._asked_for_clusters:
                 cell = self.cell()
                 assert isinstance(cell, Cell)
                 self._clusters = clusters_for(cell, self.head(), self.max_steps)
                 self._asked_for_clusters = True
-        clusters = self._clusters
-        return clusters if clusters is not None and batch <= clusters.most_rows else self._lane(batch)
 
     def _lane(self, batch: int) -> Lane:
         """Buffers and graphs for a batch of this size or a little more, of the last few that were used."""
@@ -213,7 +283,7 @@ class RecurrentGPU:
                     self._lanes.popitem(last=False)
                 cell, head = self.cell(), self.head()
                 assert isinstance(cell, Cell)
-                lane = Lane(cell, head, self.max_steps, rung(batch), fixed)
+                lane = Lane(cell, head, self.max_steps, rung(batch), fixed, self._clusters)
             self._lanes[key] = lane
         return lane
 

@@ -1,25 +1,25 @@
 """Rows of a recurrent layer on a GPU, moved by CUDA graphs of a few iterations each; see recurrent_gpu.
 
 The kernel brings the rows that go on to the front. The host looks, one graph late, at how many are left,
-takes a graph for fewer when it can, and stops at 0. When that is depends on the moment, and products of other
-sizes may round otherwise: with ``torch.use_deterministic_algorithms`` there is one size only.
+takes a graph for fewer when it can, leaves the rest to clusters where they are faster, and stops at 0. When
+that is depends on the moment, and products of other sizes may round otherwise: with
+``torch.use_deterministic_algorithms`` there is one size only, and no cluster.
 """
 
 import sys
 import threading
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from torchpact import _state
-from torchpact._state import State
-from torchpact.block import Ponder
 from torchpact.engines.recurrent import KINDS
+from torchpact.engines.recurrent_gpu_call import Cell, Piece, Result, UnderWay
 from torchpact.models.cells import HaltingUnit
 
-Cell = nn.LSTMCell | nn.GRUCell | nn.RNNCell
+if TYPE_CHECKING:
+    from torchpact.engines.recurrent_cluster import Clusters
 
 ITERATIONS = 4
 """In a graph. Where they are fast, four take little longer than the host needs to start the next graph; in
@@ -31,63 +31,23 @@ LEAST_ROWS = 32
 of cuBLAS in single precision takes longer for 16 rows than for 32: 32 µs and 28 with 1500 units."""
 
 
-class Result:
-    """What a call returns, filled by the kernels; before a call of few iterations every launch counts."""
-
-    def __init__(self, data: Tensor, state: State, size: int, max_steps: int) -> None:
-        rows, device, single = len(data), data.device, torch.float32
-        self.state = _state.map_state(lambda part: part.contiguous(), state)
-        """What the sequences begin with; before the next piece it is what they have come to."""
-        self.final = _state.map_state(torch.empty_like, self.state)
-        self.output = torch.empty((rows, size), dtype=data.dtype, device=device)
-        self.probs = torch.empty((max_steps, rows), dtype=single, device=device)
-        self.steps = torch.empty(rows, dtype=torch.long, device=device)
-        self.cost, self.expected = (torch.empty(rows, dtype=single, device=device) for _ in range(2))
-
-    @property
-    def ponder(self) -> Ponder:
-        """What was decided."""
-        return Ponder(self.probs, self.steps, self.expected, self.cost, None)
-
-
-class Piece(NamedTuple):
-    """Time steps to be read at once."""
-
-    rows: slice
-    """What their rows are of all packed ones."""
-    places: Tensor
-    """Where among these each time step begins, and their end twice: after the last, nobody is left."""
-    batch: int
-    """How many sequences are so long."""
-
-
-def pieces_of(sizes: Tensor, most: int) -> list[Piece]:
-    """Cut time steps of so many sequences each into pieces of at most so many rows, but at least one step.
-
-    >>> [(piece.rows, piece.batch) for piece in pieces_of(torch.tensor([3, 2, 2, 1]), most=5)]
-    [(slice(0, 5, None), 3), (slice(5, 8, None), 2)]
-    """
-    offsets = F.pad(sizes.cumsum(0), (1, 1))
-    offsets[-1] = offsets[-2]
-    time, begin, pieces = len(sizes), 0, []
-    while begin < time:
-        first = int(offsets[begin])
-        end = max(int((offsets[: time + 1] <= first + most).sum()) - 1, begin + 1)
-        last = int(offsets[end])
-        places = offsets[begin : end + 2].clamp(max=last) - first
-        pieces.append(Piece(slice(first, last), places, int(sizes[begin])))
-        begin = end
-    return pieces
-
-
 class Lane:
     """Buffers for so many rows, and graphs that run iterations on all of them or on fewer.
 
     There are two of all that is known of rows: an iteration that gathers reads one and writes the other.
+    ``clusters`` read the rest once it is small enough for them.
     """
 
+    adds_bias = False
+
     def __init__(
-        self, cell: Cell, head: nn.Module | None, max_steps: int, capacity: int, fixed: bool
+        self,
+        cell: Cell,
+        head: nn.Module | None,
+        max_steps: int,
+        capacity: int,
+        fixed: bool,
+        clusters: "Clusters | None" = None,
     ) -> None:
         from torchpact.engines import recurrent_gpu_kernels
 
@@ -111,7 +71,10 @@ class Lane:
         }  # fmt: skip
         self.lock = threading.Lock()
         self.places: tuple[Tensor, Tensor] | None = None
+        self.clusters = None if fixed else clusters
         least = LEAST_ROWS if weight.dtype == torch.float32 else LEAST_ROWS // 2
+        if self.clusters is not None:
+            least = max(least, self.clusters.most_rows)
         self.sizes = [capacity] if fixed else rungs(capacity, least)
         self.graphs: dict[int, torch.cuda.CUDAGraph] = {}
         self.done: torch.cuda.Event | None = None
@@ -139,15 +102,28 @@ class Lane:
         """Read some time steps, of which ``inputs`` are the inputs' part of all gates."""
         if not inputs.is_cuda:
             self._begin(inputs, piece, result, bound)
-            while left := int(self.counts[0, 0]):
+            while (left := int(self.counts[0, 0])) and not self._ends(left):
                 self._iterate(self._size_for(left))
+            self._finish(inputs, piece, result, bound, left)
             return
         with self.lock, torch.cuda.device(inputs.device):
             if self.done is not None:
                 self.done.wait()  # of another stream, perhaps
             self._begin(inputs, piece, result, bound)
-            self._run_to_the_end(self._size_for(piece.batch))
+            left = self._run_to_the_end(self._size_for(piece.batch))
+            self._finish(inputs, piece, result, bound, left)
             self.done = torch.cuda.current_stream().record_event()
+
+    def _ends(self, left: int) -> bool:
+        """Whether clusters read the rest."""
+        return self.clusters is not None and left <= self.clusters.most_rows
+
+    def _finish(self, inputs: Tensor, piece: Piece, result: Result, bound: float, left: int) -> None:
+        if left:
+            assert self.clusters is not None
+            h, c, notes, odds = self._known(0)
+            under_way = UnderWay(h, c, notes, odds, self.counts[0], left)
+            self.clusters.finish(inputs, piece, result, bound, under_way)
 
     def __del__(self) -> None:
         # what runs in vain after the end still writes to the buffers, on whatever stream
@@ -159,12 +135,12 @@ class Lane:
         if self.places is None or self.places[0] is not piece.places:
             self.places = piece.places, piece.places.to(inputs.device, torch.int32)
         self.flag.copy_(self.column)
-        first, final, rows = _state.parts(result.state), _state.parts(result.final), piece.rows
-        probs = result.probs[:, rows].fill_(1.0)
+        final, filled = _state.parts(result.final), result.of(piece.rows)
+        first = tuple(map(torch.zeros_like, final)) if result.state is None else _state.parts(result.state)
+        filled[1].fill_(1.0)
         self.kernels.begin[(piece.batch,)](
-            self.table, self.bound, bound, piece.batch, len(result.output), first[0], first[-1],
-            inputs, self.places[1], final[0], final[-1], result.output[rows], probs,
-            result.steps[rows], result.cost[rows], result.expected[rows], *self._known(0), self.counts[0],
+            self.table, self.bound, bound, piece.batch, result.rows, first[0], first[-1],
+            inputs, self.places[1], final[0], final[-1], *filled, *self._known(0), self.counts[0],
             **self.shape, LSTM=self.cell["KIND"] == 0, num_warps=self.warps,
         )  # fmt: skip
 
@@ -187,7 +163,8 @@ class Lane:
         """One of the two buffers of all that is known of rows."""
         return [x[which] for x in (self.h, self.c, self.notes, self.odds)]
 
-    def _run_to_the_end(self, rows: int) -> None:
+    def _run_to_the_end(self, rows: int) -> int:
+        """Return how many rows are left at most, if clusters are to read them."""
         before: torch.cuda.Event | None = None
         while True:
             if rows in self.graphs:
@@ -198,8 +175,8 @@ class Lane:
             if before is not None:
                 before.synchronize()  # while the next iterations run; there are never more rows again
                 left = int(self.left)
-                if left == 0:
-                    return
+                if left == 0 or self._ends(left):
+                    return left
                 rows = self._size_for(left)
             before = now
 

@@ -30,21 +30,33 @@ def pack(
             given = tuple(input.data.shape)
             raise ValueError(f"expected a PackedSequence of {features} features, got data of shape {given}")
         return input
-    expected = f"({'batch, time' if batch_first else 'time, batch'}, {features})"
-    if not isinstance(input, Tensor):
-        given = type(input).__name__
-        raise TypeError(f"expected a tensor of shape {expected} or a PackedSequence, got {given}")
-    if input.dim() != 3 or input.size(2) != features:
-        raise ValueError(
-            f"expected input of shape {expected}, got {tuple(input.shape)}{_hint(input, features)}"
-        )
-    by_time = input.transpose(0, 1) if batch_first else input
+    by_time = time_first(input, features, batch_first)
     time, batch = by_time.shape[:2]
-    if time < 1:
-        raise ValueError("expected sequences of at least one time step, got 0")
     if lengths is None:
         return PackedSequence(by_time.reshape(time * batch, features), torch.full((time,), batch))
     return pack_padded_sequence(by_time, _check_lengths(lengths, batch, time), enforce_sorted=False)
+
+
+def time_first(input: Tensor, features: int, batch_first: bool) -> Tensor:
+    """Check a batch of sequences of so many features; return it as (time, batch, features)."""
+    if not isinstance(input, Tensor):
+        raise TypeError(
+            f"expected a tensor of shape {_expected(features, batch_first)} or a PackedSequence, "
+            f"got {type(input).__name__}"
+        )
+    if input.dim() != 3 or input.size(2) != features:
+        raise ValueError(
+            f"expected input of shape {_expected(features, batch_first)}, "
+            f"got {tuple(input.shape)}{_hint(input, features)}"
+        )
+    by_time = input.transpose(0, 1) if batch_first else input
+    if by_time.size(0) < 1:
+        raise ValueError("expected sequences of at least one time step, got 0")
+    return by_time
+
+
+def _expected(features: int, batch_first: bool) -> str:
+    return f"({'batch, time' if batch_first else 'time, batch'}, {features})"
 
 
 def _hint(input: Tensor, features: int) -> str:

@@ -2,6 +2,7 @@
 
 import importlib
 from collections.abc import Callable, Sequence
+from functools import cache
 from itertools import zip_longest
 from typing import Any
 
@@ -15,7 +16,8 @@ from torchpact._checks import at_least_single, check_number, readable
 from torchpact._state import State
 from torchpact.block import AdaptiveBlock, Ponder, Trace
 from torchpact.models.cells import HaltingUnit, Transition, never_halt, probe
-from torchpact.models.packing import pack, pad, with_time
+from torchpact.models.packing import pack, pad, time_first, with_time
+from torchpact.models.rnn_leaving import leave_batch, rows_of
 from torchpact.modes import Mode, as_mode
 
 Read = Callable[[PackedSequence, State, Mode], tuple[Tensor, State, Ponder]]
@@ -126,13 +128,17 @@ class AdaptiveRNN(nn.Module):
     ) -> tuple[Any, State, Ponder]:
         """Return the outputs, the final state, and what every time step did."""
         mode = self.block.mode if mode is None else as_mode(mode)
-        learning = torch.is_grad_enabled()
+        kernels = self.compact and not torch.is_grad_enabled()
+        if kernels and lengths is None and isinstance(input, Tensor):
+            found = self._whole(time_first(input, self.input_size, self.batch_first), state, mode)
+            if found is not None:
+                return found
         packed = pack(input, lengths, self.input_size, self.batch_first)
         u = self._initial_state(state, packed, int(packed.batch_sizes[0]))
-        read = self._compiled(packed.data, u, mode) if self.compact and not learning else None
+        read = self._compiled(packed.data, u, mode) if kernels else None
         outputs, final, ponder = (read or self._read)(packed, u, mode)
         if packed.unsorted_indices is not None:
-            final = _rows(final, packed.unsorted_indices)
+            final = rows_of(final, packed.unsorted_indices)
         time = len(packed.batch_sizes)
         if isinstance(input, PackedSequence):
             return packed._replace(data=outputs), final, with_time(ponder, packed, time)
@@ -142,19 +148,33 @@ class AdaptiveRNN(nn.Module):
             output = output.transpose(0, 1)
         return output, final, with_time(ponder, packed, total)
 
+    def _whole(self, by_time: Tensor, state: State | None, mode: Mode) -> tuple[Tensor, State, Ponder] | None:
+        """What a GPU's kernels return for sequences that are all as long, with as little else as can be."""
+        time, batch = by_time.shape[:2]
+        if state is not None:
+            self._check_state(state, batch)
+        gpu = self._on_gpu(by_time, state, batch, mode)
+        if gpu is None:
+            return None
+        output, final, ponder = gpu.whole(
+            by_time.reshape(time * batch, by_time.size(2)), time, batch, state, mode
+        )
+        return output.transpose(0, 1) if self.batch_first else output, final, ponder
+
+    def _on_gpu(self, data: Tensor, state: State | None, batch: int, mode: Mode) -> Any:
+        """The kernels for a GPU, where there are some for this layer."""
+        if not data.is_cuda or not readable(data) or not _alike(data, state):
+            return None
+        return _engine("recurrent_gpu").kernel_for(self.block, mode, data, batch)
+
     def _compiled(self, data: Tensor, u: State, mode: Mode) -> Read | None:
         """What reads sequences in place of the loop, if there is a kernel that does it."""
-        like = data.dtype, data.device
-        if not readable(data) or any((x.dtype, x.device) != like for x in _state.parts(u)):
+        gpu: Read | None = self._on_gpu(data, u, len(_state.parts(u)[0]), mode)
+        if gpu is not None or data.dtype != torch.float32 or data.device.type != "cpu":
+            return gpu
+        if not readable(data) or not _alike(data, u):
             return None
-        # engines know the networks they run, so a network asks for one only where it is wanted
-        if data.is_cuda:
-            gpu = importlib.import_module("torchpact.engines.recurrent_gpu")
-            return gpu.kernel_for(self.block, mode, data, len(_state.parts(u)[0]))  # type: ignore[no-any-return]
-        if data.dtype != torch.float32 or data.device.type != "cpu":
-            return None
-        engine = importlib.import_module("torchpact.engines.recurrent")
-        kernel = engine.kernel_for(self.block, mode)
+        kernel = _engine("recurrent").kernel_for(self.block, mode)
         if kernel is None:
             return None
 
@@ -217,7 +237,7 @@ class AdaptiveRNN(nn.Module):
             return self._repeat(u, first, again)
         skips = mode.leaves and not (learning and mode.needs_every_h)
         if self.compact and skips and not learning and readable(first):
-            return self._leave_batch(u, first, again, mode)
+            return leave_batch(self.block, u, first, again, mode)
         return self.block._iterate(u, (first, again), mode, skips)
 
     def _repeat(self, u: State, first: Tensor, again: Tensor) -> Trace:
@@ -228,42 +248,6 @@ class AdaptiveRNN(nn.Module):
         never = torch.full_like(remaining, -torch.inf)
         steps = torch.full_like(remaining, self.max_steps, dtype=torch.long)
         return Trace(u, [never] * (self.max_steps - 1), remaining, steps)
-
-    def _leave_batch(self, u: State, first: Tensor, again: Tensor, mode: Mode) -> Trace:
-        """As the loop of the block without gradients, but with those rows only that are still active."""
-        step, head = self._transition, self.block.halting[0]
-        u = step(u, first, again, iteration=1)
-        remaining = at_least_single(_state.parts(u)[0].new_ones(len(first), 1))
-        steps = torch.ones_like(remaining, dtype=torch.long)
-        rows = torch.arange(len(first), device=first.device)
-        asked: list[Tensor] = []
-        kind = None if mode.hard else remaining.dtype
-        output = _state.map_state(lambda part: torch.zeros_like(part, dtype=kind), u)
-        for iteration in range(2, self.max_steps + 1):
-            # decisions are made for everyone, which is cheap and draws the same noise as without leaving
-            logits = head(u).to(remaining.dtype)
-            if len(rows) < len(remaining):
-                logits = torch.full_like(remaining, torch.inf).index_copy_(0, rows, logits)
-            asked.append(logits)
-            weight, remaining = mode.halt(remaining, logits)
-            if not mode.hard:
-                _add(output, rows, u, weight)
-            active = remaining > 0
-            steps = steps + active
-            stay = active[:, 0].nonzero()[:, 0]
-            if len(stay) < len(rows):
-                if mode.hard:  # also those that stay, to be overwritten when they leave
-                    _put(output, rows, u)
-                rows, kept = stay, torch.searchsorted(rows, stay)
-                u, again = _rows(u, kept), again.index_select(0, kept)
-            if not len(rows):
-                break
-            u = step(u, first, again, iteration=iteration)
-        if mode.hard:
-            _put(output, rows, u)
-        else:
-            _add(output, rows, u, remaining)
-        return Trace(_state.like(output, u), asked, remaining, steps)
 
     def _ponder(self, traces: list[Trace], mode: Mode, learning: bool) -> Ponder:
         """Make one ponder of all time steps: a few large operations instead of many small ones."""
@@ -281,21 +265,22 @@ class AdaptiveRNN(nn.Module):
         if state is None:
             # in the precision of the input, as torch's cells do it
             return _state.map_state(lambda part: data.new_zeros(batch, part.size(1)), self._example)
+        self._check_state(state, batch)
+        return state if packed.sorted_indices is None else rows_of(state, packed.sorted_indices)
+
+    def _check_state(self, state: State, batch: int) -> None:
         expected = _state.shape_of(_state.map_state(lambda part: part.expand(batch, -1), self._example))
         if _state.shape_of(state) != expected:
             raise ValueError(f"expected an initial state of shape {expected}, got {_state.shape_of(state)}")
-        return state if packed.sorted_indices is None else _rows(state, packed.sorted_indices)
 
 
-def _rows(state: State, index: Tensor) -> State:
-    return _state.map_state(lambda part: part.index_select(0, index), state)
+@cache
+def _engine(name: str) -> Any:
+    """Engines know the networks they run, so a network asks for one only where it is wanted."""
+    return importlib.import_module(f"torchpact.engines.{name}")
 
 
-def _put(output: State, rows: Tensor, u: State) -> None:
-    for whole, part in zip(_state.parts(output), _state.parts(u), strict=True):
-        whole.index_copy_(0, rows, part)
-
-
-def _add(output: State, rows: Tensor, u: State, weight: Tensor) -> None:
-    for whole, part in zip(_state.parts(output), _state.parts(u), strict=True):
-        whole.index_add_(0, rows, weight.index_select(0, rows) * part)
+def _alike(data: Tensor, state: State | None) -> bool:
+    """Whether a state is of the precision and on the device of the input."""
+    like = data.dtype, data.device
+    return state is None or all((part.dtype, part.device) == like for part in _state.parts(state))
