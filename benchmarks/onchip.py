@@ -4,9 +4,10 @@
 
 A network is a checkpoint, a run's folder or a name of the zoo. For each precision: accuracy on all test
 images beside that of the model in single precision (no TF32), and the share of positions that take as many
-steps. For each batch: images a second of the deployed network, called as users call it; of the plain network
-of equal depth by the same kernels (``itself_dense``) and by the best of eager, channels last, batch norms
-folded and torch.compile with max-autotune (``best_dense``), which is a CUDA graph, in bfloat16.
+steps. For each batch: images a second of the deployed network, called as users call it, without details (it
+returns logits, steps and costs); of the plain network of equal depth by the same kernels (``itself_dense``)
+and by the best of eager, channels last, batch norms folded and torch.compile with max-autotune
+(``best_dense``), which is a CUDA graph, in bfloat16.
 """
 
 import argparse

@@ -163,6 +163,52 @@ def test_an_engine_for_whole_networks_is_taken_if_it_is_the_fastest(monkeypatch)
         fast(images_of(2)[0])
 
 
+def test_a_whole_network_is_tuned_with_the_example_and_told_about_details(monkeypatch):
+    seen = []
+
+    class Network:
+        def __init__(self, net, blocks):
+            seen.append([block.details for block in blocks])
+
+        def tune(self, images):
+            seen.append(images)
+
+        def __call__(self, images):
+            return torch.zeros(len(images), 10), []
+
+    monkeypatch.setitem(deployment.NETWORK_ENGINES, "whole", Network)
+    example = images_of(2)
+    tp.deploy(lively(), example, engines=["dense", "whole"], details=False)
+    assert seen[0] == [False] * 3
+    assert seen[1] is example
+
+
+@pytest.mark.parametrize("engine", ["dense", "sparse", "native"])
+def test_without_details_only_decisions_are_returned(engine):
+    model, images = lively(), images_of(3)
+    logits, ponders = tp.deploy(model, images, engines=[engine])(images)
+    brief = tp.deploy(model, images, engines=[engine], details=False)
+    with tp.use_mode(model, "thresholded", details=False):
+        likewise = tp.deploy(model, images, engines=[engine])
+    for fast in (brief, likewise):
+        others_logits, others = fast(images)
+        assert torch.equal(others_logits, logits)
+        for ponder, other in zip(ponders, others, strict=True):
+            assert torch.equal(ponder.steps, other.steps)
+            assert torch.equal(ponder.cost, other.cost)
+            assert other.probs.shape == ponder.probs.shape
+            assert other.expected_steps.shape == ponder.expected_steps.shape
+            assert other.probs.isnan().all()
+            assert other.expected_steps.isnan().all()
+            assert not other.probs.untyped_storage().nbytes() > 4
+
+
+def test_other_modes_than_thresholded_keep_their_details():
+    model, images = lively(mode="discrete"), images_of(2)
+    _, ponders = tp.deploy(model, images, engines=["sparse"], details=False)(images)
+    assert not any(ponder.probs.isnan().any() or ponder.log_prob is None for ponder in ponders)
+
+
 def test_a_whole_network_leaves_sizes_that_it_does_not_know_to_the_blocks(monkeypatch):
     model = lively()
 

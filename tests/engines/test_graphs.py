@@ -13,6 +13,7 @@ import torchpact as tp
 from tests.engines.networks import lively, relative
 from torchpact.engines import deployment, graphs
 from torchpact.engines.graphs import MOST_GRAPHS, Graphed
+from torchpact.engines.ponder import without_details
 from torchpact.engines.timing import interleaved
 
 needs_gpu = [
@@ -103,6 +104,18 @@ def test_what_fails_once_is_not_tried_again(recorded, monkeypatch):
 
 def test_no_images_are_never_captured(recorded):
     assert {recorded(torch.ones(0)) for _ in range(3)} == {("run", 0)}
+
+
+def test_copies_are_new_but_of_what_is_unknown():
+    ponder = tp.Ponder(torch.rand(3, 2), torch.ones(2).long(), torch.rand(2), torch.rand(2), None)
+    brief = without_details(ponder)
+    logits, (whole, decisions) = graphs._copied(torch.ones(2, 4), [ponder, brief])
+    assert torch.equal(logits, torch.ones(2, 4))
+    for copy, original in zip(whole[:4], ponder[:4], strict=True):
+        assert torch.equal(copy, original)
+        assert copy.data_ptr() != original.data_ptr()
+    assert decisions.probs is brief.probs
+    assert decisions.steps is whole.steps
 
 
 @gpu

@@ -87,10 +87,11 @@ class NetworkBench:
     ) -> Row:
         """Measure a network deployed in thresholded mode; ``engines`` are timed by themselves, too."""
         model, images = model.to(self.setting.device, self.setting.dtype), self._images(images)
-        fast = deploy(model, images, mode="thresholded")
+        # details would be what a plain network has not: logits, steps and costs are returned
+        fast = deploy(model, images, mode="thresholded", details=False)
         ours: dict[str, Callable[[], object]] = {"deployed": partial(fast, images)}
         for name in engines:
-            only = deploy(model, images, mode="thresholded", engines=[name])
+            only = deploy(model, images, mode="thresholded", engines=[name], details=False)
             if {each.engine for each in only.report.measurements} == {name, "blocks"}:
                 ours[name] = partial(only, images)
         times = in_turns({**self.dense, **ours}, seconds=self.setting.seconds, least=5, most=400)

@@ -73,8 +73,10 @@ def bench(
 ) -> None:
     """Measure what deploy gains: blocks and networks, deployed, beside the best dense alternative.
 
-    Active pixels are blobs of the given share, after the first unit of each block. "of theory" is the
-    measured speed-up divided by what FLOPs promise. Writes bench.csv, bench.png and bench.pdf, as it goes on.
+    Active pixels are blobs of the given share, after the first unit of each block. Networks return logits
+    and steps, without the probabilities that a dense one has not (deploy with details=False). "of theory"
+    is the measured speed-up divided by what FLOPs promise. Writes bench.csv, bench.png and bench.pdf, as it
+    goes on.
 
     [dim]Example: torchpact bench --quick -o out[/dim]
     """

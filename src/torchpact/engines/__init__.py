@@ -3,7 +3,7 @@
 Deploy a network     deploy, Deployed, Report
 Its engines          ENGINES: dense, compact, sparse, native, gpu; each makes a Runner of a FoldedBlock
 Whole networks       NETWORK_ENGINES: onchip; for engines that do not go block by block
-On a GPU             graphs: what was chosen runs in CUDA graphs, one for each size of the images
+On a GPU             graphs: blocks run in CUDA graphs, one for each size of the images
 Any block            CompactBlock: halted examples leave the batch
 """
 

@@ -9,16 +9,19 @@ from torch.nn import functional as F
 
 from torchpact.engines.folding import Runner, Unsupported, fold_norm
 from torchpact.engines.graphs import Outputs
+from torchpact.engines.ponder import unknown, without_details
 from torchpact.engines.report import Report
 from torchpact.models.config import check_group
 from torchpact.models.resnet import ResNet
 
 
 class BlockByBlock:
-    """A network run by one engine for each block."""
+    """A network run by one engine for each block; without ``details`` decisions are all that it keeps."""
 
-    def __init__(self, net: ResNet, runners: Sequence[Runner]) -> None:
-        self.runners = list(runners)
+    def __init__(self, net: ResNet, runners: Sequence[Runner], details: bool = True) -> None:
+        self.runners, self.details = list(runners), details
+        if not details:
+            unknown(net.stem.weight.device)  # not made while a graph is captured
         self._stem_weight = net.stem.weight.detach().to(memory_format=torch.channels_last, copy=True)
         self._norm = [x[:, None, None].to(net.stem.weight.dtype) for x in fold_norm(net.norm)]
         self._classifier = [x.detach().clone() for x in (net.classifier.weight, net.classifier.bias)]
@@ -35,7 +38,7 @@ class BlockByBlock:
         for run in self.runners:
             u, ponder = run(u)
             if ponder is not None:
-                ponders.append(ponder)
+                ponders.append(ponder if self.details else without_details(ponder))
         scale, shift = self._norm
         pooled = torch.addcmul(shift, u, scale).relu_().mean((2, 3))
         return F.linear(pooled, *self._classifier), ponders
@@ -48,8 +51,13 @@ class BlockByBlock:
 class Whole:
     """A network run by one engine, and block by block where images have a size that it does not know."""
 
-    def __init__(self, network: Callable[[Tensor], Outputs], in_turn: BlockByBlock) -> None:
+    def __init__(self, network: Callable[[Tensor], Outputs], in_turn: Callable[[Tensor], Outputs]) -> None:
         self.network, self.in_turn = network, in_turn
+
+    @property
+    def direct(self) -> bool:
+        """Whether it starts so little that a CUDA graph would gain nothing."""
+        return getattr(self.network, "direct", False)
 
     def __call__(self, images: Tensor) -> Outputs:
         """Return the logits of the classes, and what each adaptive block did."""
@@ -77,7 +85,10 @@ class Deployed(nn.Module):
     def forward(self, images: Tensor) -> Outputs:
         """Return the logits of the classes, and what each adaptive block did; without gradients."""
         self.check(images)
-        with torch.autocast(images.device.type, enabled=False):  # its precision is what it was measured in
+        kind = images.device.type
+        if not torch.is_autocast_enabled(kind):  # most often, and leaving it takes a while
+            return self.network(images)
+        with torch.autocast(kind, enabled=False):  # its precision is what it was measured in
             return self.network(images)
 
     def check(self, images: Tensor) -> None:

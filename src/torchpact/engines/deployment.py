@@ -36,12 +36,16 @@ An engine makes a runner of a folded block, or raises :class:`Unsupported` with 
 DEVICES = {"native": "cpu", "gpu": "cuda", "onchip": "cuda"}
 """Engines for one kind of device: on others they are not tried unless asked for."""
 
-NETWORK_ENGINES: dict[str, Callable[[ResNet, Sequence[FoldedBlock]], Callable[[Tensor], Outputs]]] = {
+Network = Callable[[Tensor], Outputs]
+
+NETWORK_ENGINES: dict[str, Callable[[ResNet, Sequence[FoldedBlock]], Network]] = {
     "onchip": onchip.build,
 }
 """Engines that run a network as a whole, from checked images to logits and ponders; likewise.
 
-For images of a size that it cannot run, such a network raises :class:`Unsupported`, too.
+For images of a size that it cannot run, such a network raises :class:`Unsupported`, too. It may have a method
+``tune``, which is given the example before it is measured, and say that it is ``direct``: that it starts so
+little that a CUDA graph would gain nothing.
 """
 
 
@@ -51,6 +55,7 @@ def deploy(
     *,
     mode: Mode | str | None = None,
     engines: Iterable[str] | None = None,
+    details: bool | None = None,
 ) -> Deployed:
     """Return a network with the outputs of ``model`` in evaluation, which really skips halted work.
 
@@ -58,8 +63,10 @@ def deploy(
     measured on the ``example``, a batch of images such as will come. The fastest stays, be it the dense one,
     and ``explain()`` says which. Batches of any size run afterwards. ``mode`` replaces the model's own; in a
     soft mode nothing can be skipped, and the dense engine runs, with a warning. ``engines`` are the names to
-    choose from, by default all; dense is what remains. The model stays as it is, and later changes of it do
-    not reach the deployed network.
+    choose from, by default all; dense is what remains. Without ``details`` a thresholded network returns
+    ``steps`` and ``cost`` of its ponders, and NaN for the probabilities, which take time to write; by default
+    it is as the model's blocks are, see :class:`use_mode`. The model stays as it is, and later changes of it
+    do not reach the deployed network.
 
     >>> model = tp.models.psact_resnet32(mode="thresholded", halting_bias=0.0).eval()
     >>> images = torch.randn(2, 3, 32, 32)
@@ -77,8 +84,8 @@ def deploy(
             "decision an example there is torchpact.engines.CompactBlock"
         )
     names = _names(engines, example.device.type)
-    blocks = [FoldedBlock(block, None if mode is None else as_mode(mode)) for block in net.blocks]
-    in_turn = BlockByBlock(net, [])
+    blocks = [FoldedBlock(block, None if mode is None else as_mode(mode), details) for block in net.blocks]
+    in_turn = BlockByBlock(net, [], details=all(block.details for block in blocks))
     plain = BlockByBlock(net, [dense.build_plain(block) for block in blocks])
     fast = Deployed(net, in_turn)
     fast.check(example)
@@ -99,12 +106,15 @@ def deploy(
             u, _ = runners[best](u)
             chosen.append(_Choice(best, seconds, u.shape))
         _, ponders = in_turn(example)
-        wholes = {n: partial(_whole, n, net, blocks, example) for n in names if n in NETWORK_ENGINES}
-        networks = _build(wholes, notes) | {"blocks": in_turn}
-        total = _measured(networks | {"plain": plain}, example, generators)
-        best = min(networks, key=total.__getitem__)
-        chosen_network = in_turn if best == "blocks" else Whole(networks[best], in_turn)
-        fast.network = _graphed(chosen_network, example, generators, notes)
+        builders = {n: partial(NETWORK_ENGINES[n], net, blocks) for n in names if n in NETWORK_ENGINES}
+        wholes = {n: partial(_whole, build, in_turn, example, generators) for n, build in builders.items()}
+        networks: dict[str, Network] = {**_build(wholes, notes), "blocks": in_turn, "plain": plain}
+        called = {name: _as_called(each, example, generators) for name, each in networks.items()}
+        total = interleaved({name: partial(each, example) for name, (each, _) in called.items()})
+        best = min((name for name in networks if name != "plain"), key=total.__getitem__)
+        fast.network, problem = called[best]
+        if problem is not None:
+            notes[problem] = None
         if best != "blocks":
             notes[f"{best} runs the network as a whole; by block is what it was compared with"] = None
     chosen.append(_Choice(best, total, None))
@@ -133,12 +143,18 @@ def _names(engines: Iterable[str] | None, device: str) -> list[str]:
 
 
 def _whole(
-    name: str, net: ResNet, blocks: Sequence[FoldedBlock], example: Tensor
-) -> Callable[[Tensor], Outputs]:
+    build: Callable[[], Network],
+    in_turn: BlockByBlock,
+    example: Tensor,
+    generators: Sequence[torch.Generator],
+) -> Whole:
     """Return a network by an engine that has shown to run the example."""
-    network = NETWORK_ENGINES[name](net, blocks)
-    network(example)
-    return network
+    network = build()
+    getattr(network, "tune", network)(example)
+    whole = Whole(network, in_turn)
+    if whole.direct and example.device.type == "cuda" and not in_turn.waits:
+        whole.in_turn = Graphed(in_turn, generators)  # of sizes that are yet to come
+    return whole
 
 
 def _build(builders: Mapping[str, Callable[[], T]], notes: dict[str, None]) -> dict[str, T]:
@@ -159,24 +175,17 @@ def _measured(
     return interleaved({name: repeatable(run, x, generators) for name, run in candidates.items()})
 
 
-def _graphed(
-    network: Callable[[Tensor], Outputs],
-    example: Tensor,
-    generators: Sequence[torch.Generator],
-    notes: dict[str, None],
-) -> Callable[[Tensor], Outputs]:
-    """Return the network in CUDA graphs, where there can be some."""
-    if example.device.type != "cuda":
-        return network
+def _as_called(
+    network: Network, example: Tensor, generators: Sequence[torch.Generator]
+) -> tuple[Network, str | None]:
+    """Return the network as users will call it, in CUDA graphs where those help; or why there are none."""
+    if example.device.type != "cuda" or getattr(network, "direct", False):
+        return network, None
     if getattr(network, "waits", False):
-        notes["no CUDA graph: an engine waits for the device to know how much is left"] = None
-        return network
+        return network, "no CUDA graph: an engine waits for the device to know how much is left"
     graphed = Graphed(network, generators)
     graphed.record(example)
-    if graphed.problem is not None:
-        notes[graphed.problem] = None
-        return network
-    return graphed
+    return (graphed, None) if graphed.problem is None else (network, graphed.problem)
 
 
 def _generators(blocks: Sequence[FoldedBlock]) -> list[torch.Generator]:

@@ -99,9 +99,12 @@ class FoldedBottleneck(FoldedUnit):
 
 
 class FoldedBlock:
-    """The units and heads of a block of a ResNet, and the mode that decides; a plain block has no heads."""
+    """The units and heads of a block of a ResNet, and the mode that decides; a plain block has no heads.
 
-    def __init__(self, block: nn.Module, mode: Mode | None = None) -> None:
+    Without ``details`` a thresholded run keeps decisions only; see :class:`use_mode`.
+    """
+
+    def __init__(self, block: nn.Module, mode: Mode | None = None, details: bool | None = None) -> None:
         adaptive: AdaptiveBlock | None = block if isinstance(block, AdaptiveBlock) else None
         steps: Any = block.steps  # plain blocks have them too
         self.bottleneck = any(hasattr(unit, "conv3") for unit in steps)
@@ -110,6 +113,8 @@ class FoldedBlock:
         heads: Any = adaptive.halting if adaptive else ()
         self.heads: list[HaltingHead] = [deepcopy(head).eval() for head in heads]
         self.mode: Mode = mode or (adaptive.mode if adaptive else Thresholded())
+        wanted = details if details is not None else adaptive is None or adaptive.details
+        self.details = wanted or not isinstance(self.mode, Thresholded)
 
     @property
     def head(self) -> HaltingHead | None:
@@ -128,7 +133,9 @@ class FoldedBlock:
 
     def adaptive(self) -> AdaptiveBlock:
         """Return units and heads as a block."""
-        return AdaptiveBlock(self.units, self.heads, mode=self.mode).eval()
+        block = AdaptiveBlock(self.units, self.heads, mode=self.mode).eval()
+        block.details = self.details
+        return block
 
 
 def fold_norm(norm: nn.BatchNorm2d) -> tuple[Tensor, Tensor]:

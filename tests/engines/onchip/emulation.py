@@ -1,12 +1,21 @@
-"""The kernel of the engine ``onchip``, run on the CPU as plain C++; see emulator.hpp."""
+"""The engine ``onchip``, whose kernel runs on the CPU as plain C++; see emulator.hpp."""
 
 import ctypes
+import shutil
 import subprocess
 import tempfile
 from functools import cache
 from pathlib import Path
 
-from torchpact.engines import onchip
+import pytest
+import torch
+
+import torchpact as tp
+from torchpact.engines import FoldedBlock, onchip
+from torchpact.engines.onchip import OnChip, check
+from torchpact.engines.onchip.plan import H200
+
+needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
 
 HERE = Path(__file__).parent
 FLAGS = [
@@ -60,3 +69,32 @@ def emulated(plan, reverse=False, watched=False):
             raise AssertionError(fault.decode())
 
     return run
+
+
+class AsForMany(OnChip):
+    """With the plans for a large batch, where a CTA has several images."""
+
+    def prepare(self, height, width, _):
+        return super().prepare(height, width, 1024)
+
+
+def engine(model, mode=None, made=AsForMany, device=H200, **how):
+    blocks = [FoldedBlock(block, mode) for block in model.blocks]
+    check(model, blocks)
+    return made(model, blocks, lambda plan: emulated(plan, **how), device)
+
+
+def tame(model):
+    """Keep the residual stream in the range where half precision has digits to compare."""
+    for name, parameter in model.named_parameters():
+        if "conv2" in name:
+            parameter.data.mul_(0.25)
+    return model
+
+
+def reference(model, images, mode=None):
+    """The same network and images in single precision."""
+    exact = tp.models.build(model.config, mode or "thresholded").eval()
+    exact.load_state_dict(model.float().state_dict())
+    with torch.no_grad():
+        return exact(images.float())

@@ -1,6 +1,5 @@
 """The kernel runs here as C++ on the CPU, from the very source that a GPU gets; see emulator.hpp."""
 
-import shutil
 from dataclasses import replace
 
 import pytest
@@ -8,43 +7,13 @@ import torch
 
 import torchpact as tp
 from tests.engines.networks import lively, relative, tell_heads
-from tests.engines.onchip.emulation import counted, emulated
+from tests.engines.onchip.emulation import counted, engine, needs_compiler, reference, tame
 from torchpact.bench.blobs import with_blobs
-from torchpact.engines import FoldedBlock, Unsupported, deploy, deployment, onchip
-from torchpact.engines.onchip import OnChip, check
-from torchpact.engines.onchip.plan import H200, plans
+from torchpact.engines import Unsupported
+from torchpact.engines.onchip import OnChip
+from torchpact.engines.onchip.plan import plans
 
-needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
 PRECISION = {torch.float16: 1e-3, torch.bfloat16: 1e-2}
-
-
-class AsForMany(OnChip):
-    """With the plans for a large batch, where a CTA has several images."""
-
-    def prepare(self, height, width, _):
-        return super().prepare(height, width, 1024)
-
-
-def engine(model, mode=None, made=AsForMany, **how):
-    blocks = [FoldedBlock(block, mode) for block in model.blocks]
-    check(model, blocks)
-    return made(model, blocks, lambda plan: emulated(plan, **how), H200)
-
-
-def tame(model):
-    """Keep the residual stream in the range where half precision has digits to compare."""
-    for name, parameter in model.named_parameters():
-        if "conv2" in name:
-            parameter.data.mul_(0.25)
-    return model
-
-
-def reference(model, images, mode=None):
-    """The same network and images in single precision."""
-    exact = tp.models.build(model.config, mode or "thresholded").eval()
-    exact.load_state_dict(model.float().state_dict())
-    with torch.no_grad():
-        return exact(images.float())
 
 
 @needs_compiler
@@ -107,16 +76,20 @@ HELD = {"n_tiles": 2, "hold": True, "tall": 2, "m_tiles": 1}
 @pytest.mark.parametrize(
     "cuts",
     [
-        ({"tall": 1, "m_tiles": 2}, HELD, {"images": 3, "m_tiles": 3, "ahead": 4}),
-        ({"hold": False, "m_tiles": 2, "warps": 4}, {"tall": 2, "m_tiles": 1}, {"n_tiles": 2, "ahead": 3}),
-        ({}, {"warps": 4, "m_tiles": 4, "ahead": 6}, {"warps": 4, "n_tiles": 8, "m_tiles": 2}),
+        ({"tall": 1, "m_tiles": 2}, HELD, {"images": 3, "m_tiles": 3, "ahead": 4, "bordered": True}),
+        (
+            {"hold": False, "m_tiles": 2, "warps": 4, "bordered": True},
+            {"tall": 2, "m_tiles": 1},
+            {"n_tiles": 2, "ahead": 3},
+        ),
+        ({}, {"warps": 4, "m_tiles": 4, "ahead": 6}, {"warps": 8, "n_tiles": 4, "m_tiles": 2, "ahead": 2}),
     ],
 )
 def test_however_the_work_is_cut(monkeypatch, cuts):
     made = [
         replace(plan, **cut) for plan, cut in zip(plans((16, 32, 64), 16, 24, 10, True), cuts, strict=True)
     ]
-    monkeypatch.setattr("torchpact.engines.onchip.engine.plans", lambda *_: made)
+    monkeypatch.setattr("torchpact.engines.onchip.engine.candidates", lambda *_: [[plan] for plan in made])
     model = tame(lively(2, units=3)).half()
     images = torch.randn(3, 3, 16, 24).half()
     logits, ponders = engine(model, reverse=True)(images)
@@ -246,45 +219,3 @@ def test_plans_of_cifar_leave_room_for_two_ctas():
         plans((48, 96, 192), 32, 32, 10, half=False)
     with pytest.raises(Unsupported, match="no wider than 32; got 64×64"):
         plans((16, 32, 64), 64, 64, 10, half=False)
-
-
-@pytest.mark.parametrize(
-    ("settings", "dtype", "mode", "line"),
-    [
-        ({}, torch.float32, None, "half precision"),
-        ({"per": "image"}, torch.float16, None, "a decision for every pixel"),
-        ({"halting_norm": True}, torch.float16, None, "a decision for every pixel"),
-        ({}, torch.float16, tp.ACT(), "thresholded or discrete"),
-        ({}, torch.float16, None, "a network on a GPU, got one on cpu"),
-    ],
-)
-def test_says_what_it_cannot_run(settings, dtype, mode, line):
-    model = lively(**settings).to(dtype)
-    with pytest.raises(Unsupported, match=line):
-        onchip.build(model, [FoldedBlock(block, mode) for block in model.blocks])
-
-
-def test_deploy_falls_back_with_a_line(monkeypatch):
-    monkeypatch.setitem(deployment.NETWORK_ENGINES, "onchip", onchip.build)
-    model = lively(units=2)
-    fast = deploy(model, torch.randn(1, 3, 8, 8), engines=["dense", "onchip"])
-    assert "onchip: expected a network in half precision" in fast.explain()
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-@pytest.mark.parametrize("batch", [0, 1, 7, 1000])
-def test_on_a_gpu(batch):
-    model = tame(lively(units=5)).half().cuda()
-    images = torch.randn(batch, 3, 32, 32).half().cuda()
-    fast = onchip.build(model, [FoldedBlock(block) for block in model.blocks])
-    logits, ponders = fast(images)
-    expected, references = reference(model.cpu(), images.cpu())
-    again, _ = fast(images)
-    assert torch.equal(logits, again)
-    for ponder, wanted in zip(ponders, references, strict=True):
-        if batch:
-            assert (ponder.steps.cpu() == wanted.steps).double().mean() > 0.999
-    assert logits.shape == (batch, 10)
-    if batch:
-        assert relative(logits.cpu(), expected) < 1e-2

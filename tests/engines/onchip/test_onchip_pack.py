@@ -7,7 +7,7 @@ from torch.nn import functional as F
 from tests.engines.networks import lively
 from torchpact.engines.folding import Unsupported
 from torchpact.engines.onchip import nvrtc, pack
-from torchpact.engines.onchip.plan import H200, Device, plans
+from torchpact.engines.onchip.plan import H200, Device, candidates, plans
 
 
 def unpacked(packed, k, n):
@@ -83,6 +83,20 @@ def test_compiles_without_a_gpu(arch, device, adaptive, tmp_path, monkeypatch):
         assert code[:4] == b"\x7fELF"
         assert nvrtc.compile_block(plan, arch) == code
     assert len(list(tmp_path.glob("torchpact/onchip-*.cubin"))) == 3
+
+
+def test_what_else_may_be_tried_compiles(tmp_path, monkeypatch):
+    try:
+        nvrtc.compiler()
+    except Unsupported as reason:
+        pytest.skip(str(reason))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    shape = {"channels": (16, 32, 64), "height": 32, "width": 32, "classes": 10, "half": False}
+    single, many = (candidates(**shape, adaptive=True, batch=batch, device=H200) for batch in (1, 1024))
+    others = [each[0] for each in single] + [plan for each in many for plan in each[1:]]
+    assert len({*others} - {*plans(**shape)}) == 4
+    for plan in others:
+        assert nvrtc.compile_block(plan, "sm_90")[:4] == b"\x7fELF"
 
 
 def test_a_compiler_that_fails_says_why():

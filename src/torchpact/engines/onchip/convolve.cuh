@@ -225,7 +225,7 @@ template <bool FIRST, bool ENTRY> struct Convolution {
     static DEVICE int home(int pixel) { return home_at(pixel, group() * N_TILES) + 4 * (threadIdx.x % 4); }
     // What fills up the last tile is a pixel that other lanes write, and is not used: zeros are read instead.
     static DEVICE void read(unsigned (&u)[N_TILES], int pixel, bool there) {
-        const int from = there ? home(pixel) : U + 16 * PIXELS;
+        const int from = there ? home(pixel) : U + 16 * ZERO;
 #pragma unroll
         for (int n = 0; n < N_TILES; ++n) u[n] = at<unsigned>(from + HOME_PLANE * n);
     }

@@ -34,10 +34,11 @@ class LoadedBlock:
     """A block on a device; call it with its argument and the number of CTAs."""
 
     def __init__(self, plan: Plan, code: bytes, device: torch.device) -> None:
-        self.plan, self.device = plan, device
+        self.plan, self.index, self.threads = plan, _index(device), 32 * plan.warps
+        self.shared_bytes = plan.shared_bytes  # which takes a while to add up
         self.context, self.module, self.function = c_void_p(), c_void_p(), c_void_p()
         cuda = driver()
-        _check(cuda.cuDevicePrimaryCtxRetain(byref(self.context), _index(device)))
+        _check(cuda.cuDevicePrimaryCtxRetain(byref(self.context), self.index))
         _check(cuda.cuCtxSetCurrent(self.context))
         _check(cuda.cuModuleLoadData(byref(self.module), code))
         _check(cuda.cuModuleGetFunction(byref(self.function), self.module, b"onchip_block"))
@@ -52,15 +53,15 @@ class LoadedBlock:
 
     def __call__(self, args: Args, ctas: int) -> None:
         """Launch the block on the current stream of its device."""
-        cuda, threads = driver(), 32 * self.plan.warps
-        stream = c_void_p(torch.cuda.current_stream(self.device).cuda_stream)
-        pointers = (c_void_p * 1)(ctypes.addressof(args))
-        _check(cuda.cuCtxSetCurrent(self.context))  # a thread that has not used CUDA yet has none
-        _check(
-            cuda.cuLaunchKernel(
-                self.function, ctas, 1, 1, threads, 1, 1, self.plan.shared_bytes, stream, pointers, None
-            )
+        cuda, pointers = driver(), (c_void_p * 1)(ctypes.addressof(args))
+        stream = torch._C._cuda_getCurrentRawStream(self.index)
+        # the thread may have used another device, or none; and it goes on with that one
+        _check(cuda.cuCtxPushCurrent_v2(self.context))
+        status = cuda.cuLaunchKernel(
+            self.function, ctas, 1, 1, self.threads, 1, 1, self.shared_bytes, stream, pointers, None
         )
+        _check(cuda.cuCtxPopCurrent_v2(byref(c_void_p())))
+        _check(status)
 
     def describe(self) -> dict[str, int]:
         """Return what the block takes of a multiprocessor."""
@@ -87,6 +88,8 @@ def driver() -> ctypes.CDLL:
     cuda.cuFuncSetAttribute.argtypes = [c_void_p, c_int, c_int]
     cuda.cuFuncGetAttribute.argtypes = [c_void_p, c_int, c_void_p]
     cuda.cuCtxSetCurrent.argtypes = [c_void_p]
+    cuda.cuCtxPushCurrent_v2.argtypes = [c_void_p]
+    cuda.cuCtxPopCurrent_v2.argtypes = [c_void_p]
     cuda.cuOccupancyMaxActiveBlocksPerMultiprocessor.argtypes = [c_void_p, c_void_p, c_int, ctypes.c_size_t]
     cuda.cuLaunchKernel.argtypes = [c_void_p, *[c_uint] * 7, c_void_p, c_void_p, c_void_p]
     _check(cuda.cuInit(0), cuda)

@@ -152,7 +152,7 @@ DEVICE void leave(const Args& a, int first, int images) {
         const float scale = a.last[c], shift = a.last[CHANNELS + c];
         float sum = 0;
         for (int p = 0; p < PLANE; ++p) {
-            const float2 u = unpack(at<unsigned>(U + 16 * (i / CHANNELS * PLANE + p) + HOME_PLANE * (c / 8) + 4 * (c % 8 / 2)));
+            const float2 u = unpack(at<unsigned>(home_at(i / CHANNELS * PLANE + p, c / 8) + 4 * (c % 8 / 2)));
             const float v = (c % 2 ? u.y : u.x) * scale + shift;
             sum += v < 0 ? 0 : v;
         }

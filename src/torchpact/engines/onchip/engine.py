@@ -10,8 +10,9 @@ precision does at 0.9996 of the positions or more, bfloat16 at 0.997 or more.
 import ctypes
 import math
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from ctypes import c_float, c_int32, c_int64, c_void_p
-from functools import cache
+from functools import cache, partial
 from typing import Any, Protocol
 
 import torch
@@ -21,7 +22,9 @@ from torch.nn import functional as F
 from torchpact.block import Ponder
 from torchpact.engines.folding import FoldedBlock, Unsupported
 from torchpact.engines.onchip.pack import pack_convolutions, pack_heads, pack_last, pack_norms, pack_stem
-from torchpact.engines.onchip.plan import Device, Plan, plans
+from torchpact.engines.onchip.plan import Device, Plan, candidates
+from torchpact.engines.ponder import unknown
+from torchpact.engines.timing import interleaved
 from torchpact.models.resnet import ResNet
 from torchpact.modes import Discrete, Mode, Thresholded
 from torchpact.relaxation import logistic_noise
@@ -53,7 +56,7 @@ class Kernel(Protocol):
         """Launch it."""
 
 
-def build(net: ResNet, blocks: Sequence[FoldedBlock]) -> Callable[[Tensor], Outputs]:
+def build(net: ResNet, blocks: Sequence[FoldedBlock]) -> "OnChip":
     """Return a runner of the whole network on a GPU."""
     device = net.stem.weight.device
     check(net, blocks)
@@ -63,7 +66,9 @@ def build(net: ResNet, blocks: Sequence[FoldedBlock]) -> Callable[[Tensor], Outp
     if (major, minor) < (8, 0):
         raise Unsupported(f"onchip: expected a GPU of compute capability 8.0 or more, got {major}.{minor}")
     from torchpact.engines.onchip.driver import load, shared_limit
+    from torchpact.engines.onchip.nvrtc import compiler
 
+    compiler()  # which may fail
     count = torch.cuda.get_device_properties(device).multi_processor_count
     return OnChip(net, blocks, lambda plan: load(plan, device), Device(shared_limit(device), count))
 
@@ -83,7 +88,7 @@ def check(net: ResNet, blocks: Sequence[FoldedBlock]) -> None:
 
 
 class OnChip:
-    """A network as the kernel wants it; ``load`` makes a kernel of a plan."""
+    """A network as the kernel wants it; ``load`` makes a kernel of a plan. Threads may share it."""
 
     def __init__(
         self, net: ResNet, blocks: Sequence[FoldedBlock], load: Callable[[Plan], Kernel], device: Device
@@ -91,99 +96,143 @@ class OnChip:
         self.config, self.dtype = net.config, net.stem.weight.dtype
         self.load, self.device = cache(load), device
         self.stem, self.last = pack_stem(net.stem), pack_last(net.norm, net.classifier)
-        self.weights = [_Weights(block, folded) for block, folded in zip(net.blocks, blocks, strict=True)]
+        common = {"stem": self.stem.data_ptr(), "last": self.last.data_ptr()}
+        self.weights = [
+            _Weights(block, folded, common) for block, folded in zip(net.blocks, blocks, strict=True)
+        ]
         self.kernels: dict[tuple[int, int, int], list[tuple[Plan, Kernel]]] = {}
-        self.plan(net.config.image_size, net.config.image_size, 1)  # which may fail
+        self.candidates(net.config.image_size, net.config.image_size, 1)  # which may fail
 
-    def plan(self, height: int, width: int, batch: int) -> list[Plan]:
-        """Return how to run so many images of this size."""
+    @property
+    def direct(self) -> bool:
+        """Whether it starts so little that a CUDA graph would gain nothing: a kernel a block.
+
+        Without a graph, outputs are written where the caller has them. Samples are drawn by many kernels.
+        """
+        return not any(weights.draws for weights in self.weights)
+
+    def candidates(self, height: int, width: int, batch: int) -> list[list[Plan]]:
+        """Return ways to run each block for so many images of this size, the likeliest first."""
         channels = tuple(weights.channels for weights in self.weights)
         half = self.dtype == torch.float16
         adaptive = any(weights.adaptive for weights in self.weights)
-        return plans(channels, height, width, self.config.classes, half, adaptive, batch, self.device)
+        return candidates(channels, height, width, self.config.classes, half, adaptive, batch, self.device)
 
     def prepare(self, height: int, width: int, batch: int) -> list[tuple[Plan, Kernel]]:
         """Return the kernels for so many images of this size, compiled at the first."""
         size = (height, width, batch)
         if size not in self.kernels:
-            self.kernels[size] = [(plan, self.load(plan)) for plan in self.plan(*size)]
+            self.kernels[size] = self._loaded([plans[0] for plans in self.candidates(*size)])
         return self.kernels[size]
 
-    @torch.no_grad()
+    def _loaded(self, plans: Sequence[Plan]) -> list[tuple[Plan, Kernel]]:
+        with ThreadPoolExecutor(8) as pool:  # each takes seconds to compile
+            return list(zip(plans, pool.map(self.load, plans), strict=True))
+
+    def tune(self, images: Tensor) -> None:
+        """For images of this size, take the kernels that are the fastest with these."""
+        height, width = images.shape[2:]
+        by_block = self.candidates(height, width, len(images))
+        self._loaded([plan for plans in by_block for plan in plans])
+        chosen, u = [], images
+        for plans, weights in zip(by_block, self.weights, strict=True):
+            ways = {str(i): (plan, self.load(plan)) for i, plan in enumerate(plans)}
+            if len(ways) > 1:
+                runs = {name: partial(weights.run, *way, u) for name, way in ways.items()}
+                seconds = interleaved(runs, seconds=0.1, most=50)
+                best = ways[min(ways, key=seconds.__getitem__)]
+            else:
+                best = ways["0"]
+            chosen.append(best)
+            u, _ = weights.run(*best, u)
+        self.kernels[height, width, len(images)] = chosen
+
     def __call__(self, images: Tensor) -> Outputs:
         """Run the network."""
         batch, _, height, width = images.shape
         ponders: list[Ponder] = []
         u = images
         for (plan, kernel), weights in zip(self.prepare(height, width, batch), self.weights, strict=True):
-            shape = (batch, plan.height, plan.width, plan.channels)
-            output = u.new_empty((batch, plan.classes) if plan.last else shape)
-            args = weights.args(plan, batch)
-            args.input, args.output = u.data_ptr(), output.data_ptr()
-            args.stem, args.last = self.stem.data_ptr(), self.last.data_ptr()
-            if plan.entry_stride == 1:
-                args.image_stride, args.channel_stride, args.row_stride, args.column_stride = u.stride()
-            finish = weights.decisions(args, plan, batch, u.device) if weights.adaptive else None
-            if batch:
-                kernel(args, -(-batch // plan.images))
-            if finish is not None:
-                ponders.append(finish())
-            u = output
+            u, ponder = weights.run(plan, kernel, u)
+            if ponder is not None:
+                ponders.append(ponder)
         return u, ponders
 
 
 class _Weights:
-    """What the kernel of a block reads."""
+    """A block: what its kernel reads, and the tensors that it writes.
 
-    def __init__(self, block: Any, folded: FoldedBlock) -> None:
+    The device waits for what the host does until its first kernel starts, so a call does little: what does
+    not change from call to call is kept.
+    """
+
+    def __init__(self, block: Any, folded: FoldedBlock, common: dict[str, int]) -> None:
         units, heads = list(block.steps), folded.heads
         self.mode: Mode = folded.mode
         self.units, self.adaptive = len(units), bool(heads)
-        self.details = getattr(block, "details", True) or not isinstance(self.mode, Thresholded)
+        self.details, self.draws = folded.details, self.adaptive and isinstance(self.mode, Discrete)
         self.channels = units[-1].conv2.weight.size(0)
+        unknown(units[-1].conv2.weight.device)  # not made while a graph is captured
         self.convolutions, self.norms = pack_convolutions(units), pack_norms(units)
+        self.common = common | {"weights": self.convolutions.data_ptr(), "norms": self.norms.data_ptr()}
         if heads:
             heads = heads[: self.units - 1]
             self.heads = pack_heads(heads)
+            self.common["heads"] = self.heads.data_ptr()
             self.pools = torch.cat([head.linear.weight.detach().float() for head in heads])
             self.biases = torch.stack([F.pad(head.linear.bias.detach().float(), (0, 3)) for head in heads])
         self.scaled: dict[int, Tensor] = {}
+        self.known: dict[tuple[int, int], Args] = {}
 
-    def args(self, plan: Plan, batch: int) -> Args:
-        """Return the argument with what does not change from call to call."""
-        args = Args(batch=batch, units=self.units)
-        args.weights, args.norms = self.convolutions.data_ptr(), self.norms.data_ptr()
-        if self.adaptive:
-            pixels = plan.height * plan.width
-            if pixels not in self.scaled:
-                self.scaled[pixels] = torch.cat([self.pools / pixels, self.biases], 1)
-            args.heads, args.pools = self.heads.data_ptr(), self.scaled[pixels].data_ptr()
-        return args
+    def run(self, plan: Plan, kernel: Kernel, u: Tensor) -> tuple[Tensor, Ponder | None]:
+        """Run the block on a map, or the first one on images."""
+        batch = len(u)
+        args = self.args(batch, plan.height * plan.width)
+        output = u.new_empty(
+            (batch, plan.classes) if plan.last else (batch, plan.height, plan.width, plan.channels)
+        )
+        args.input, args.output = u.data_ptr(), output.data_ptr()
+        if plan.entry_stride == 1:
+            args.image_stride, args.channel_stride, args.row_stride, args.column_stride = u.stride()
+        ponder = self.ponder(args, (batch, 1, plan.height, plan.width), u) if self.adaptive else None
+        if ponder is not None and self.draws:
+            bounds = self.drawn(ponder.probs)
+            args.bounds, args.keep_logits = bounds.data_ptr(), True
+        if batch:
+            kernel(args, -(-batch // plan.images))
+        if ponder is not None and self.draws:
+            score = self.mode.log_prob(ponder.probs, ponder.steps)
+            ponder = ponder._replace(probs=torch.sigmoid(ponder.probs), log_prob=score)
+        return output, ponder
 
-    def decisions(self, args: Args, plan: Plan, batch: int, device: torch.device) -> Callable[[], Ponder]:
-        """Tell the kernel where to write its decisions, and return what makes a ponder of them."""
-        shape, mode = (batch, 1, plan.height, plan.width), self.mode
-        cost = torch.empty(shape, device=device)
+    def args(self, batch: int, pixels: int) -> Args:
+        """Return an argument with what does not change from call to call."""
+        if (batch, pixels) not in self.known:
+            args = Args(batch=batch, units=self.units, **self.common)
+            if self.adaptive:
+                if pixels not in self.scaled:
+                    self.scaled[pixels] = torch.cat([self.pools / pixels, self.biases], 1)
+                args.pools = self.scaled[pixels].data_ptr()
+            if isinstance(self.mode, Thresholded):
+                args.bound = math.log(self.mode.threshold) - math.log1p(-self.mode.threshold)
+            self.known[batch, pixels] = args
+        return Args.from_buffer_copy(self.known[batch, pixels])
+
+    def ponder(self, args: Args, shape: tuple[int, ...], like: Tensor) -> Ponder:
+        """Return what the kernel is going to fill, and tell it where that is."""
+        device = like.device
         steps = torch.empty(shape, dtype=torch.long, device=device)
-        args.cost, args.steps = cost.data_ptr(), steps.data_ptr()
-        if isinstance(mode, Thresholded):
-            args.bound = math.log(mode.threshold) - math.log1p(-mode.threshold)
+        cost = torch.empty(shape, dtype=torch.float32, device=device)
+        args.steps, args.cost = steps.data_ptr(), cost.data_ptr()
         if not self.details:
-            unknown = torch.full((), torch.nan, device=device)
-            nothing = unknown.expand(self.units, *shape)
-            return lambda: Ponder(nothing, steps, unknown.expand(shape), cost, None)
-        probs, expected = torch.empty(self.units, *shape, device=device), torch.empty(shape, device=device)
+            nan = unknown(device)
+            return Ponder(nan.expand(self.units, *shape), steps, nan.expand(shape), cost, None)
+        probs = torch.empty((self.units, *shape), dtype=torch.float32, device=device)
+        expected = torch.empty(shape, dtype=torch.float32, device=device)
         args.probs, args.expected = probs.data_ptr(), expected.data_ptr()
-        if isinstance(mode, Thresholded):
-            return lambda: Ponder(probs, steps, expected, cost, None)
-        assert isinstance(mode, Discrete)
-        # as the dense engine draws it: for every position, halted or not
-        bounds = torch.stack([-logistic_noise(each, mode.generator) for each in probs[1:]])
-        args.bounds, args.keep_logits = bounds.data_ptr(), True
+        return Ponder(probs, steps, expected, cost, None)
 
-        def finish() -> Ponder:
-            log_prob = mode.log_prob(probs, steps)
-            args.bounds = bounds.data_ptr()  # which has to live until here
-            return Ponder(torch.sigmoid(probs), steps, expected, cost, log_prob)
-
-        return finish
+    def drawn(self, like: Tensor) -> Tensor:
+        """Return what logits must exceed, as the dense engine draws it: for every position, halted or not."""
+        generator = self.mode.generator if isinstance(self.mode, Discrete) else None
+        return torch.stack([-logistic_noise(each, generator) for each in like[1:]])

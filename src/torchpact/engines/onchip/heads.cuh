@@ -10,14 +10,21 @@ DEVICE float share() {
     return sum + at<float>(POOLS + 4 * CHANNELS);
 }
 
-// Where the rows of u are that logits of a pixel read, or of as many as TALL says. u has no border: what is beyond its
-// edges is a pixel of zeros.
+// Where the rows of u are that logits of a pixel read, or of as many as TALL says.
+#if BORDERED
+struct Around {
+    int start;
+    DEVICE Around(int pixel) : start(home_at(pixel, threadIdx.x % 32 / 16)) {}
+    DEVICE int at(int y, int x) const { return start + 16 * ((y - 1) * PITCH + x - 1); }
+};
+#else
+// What is beyond the edges is a pixel of zeros.
 struct Around {
     int line, zero, turn;
     bool rows[TALL + 2], columns[3];
     DEVICE Around(int pixel) {
         const int half = HOME_PLANE * (threadIdx.x % 32 / 16), row = pixel / WIDTH % HEIGHT, column = pixel % WIDTH;
-        line = U + 16 * (pixel - column) + half, zero = U + 16 * PIXELS + half;
+        line = U + 16 * (pixel - column) + half, zero = U + 16 * ZERO + half;
         turn = pixel + pixel / WIDTH + image_of(pixel) + WIDTH;
         columns[0] = column > 0, columns[1] = true, columns[2] = column + 1 < WIDTH;
 #pragma unroll
@@ -28,6 +35,7 @@ struct Around {
         return rows[y] && columns[x] ? there : zero;
     }
 };
+#endif
 
 // The taps of a head, which registers hold if they can. All columns of B are alike, or every second one: those for the upper
 // pixels of lines and those for the lower ones, for which the same rows of u meet the taps of another row.

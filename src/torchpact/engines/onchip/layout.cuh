@@ -45,7 +45,9 @@ DEVICE constexpr int plane_of(int pixels, int chunks) {
     const int turn = chunks < 8 ? 8 / chunks : 1;
     return 16 * ((pixels - turn + 7) / 8 * 8 + turn);
 }
-constexpr int SLOT_PLANE = plane_of(SLOTS, CHUNKS), HOME_PLANE = plane_of(PIXELS + 1, CHUNKS);  // u ends with a pixel of zeros
+constexpr int SLOT_PLANE = plane_of(SLOTS, CHUNKS);
+// u has a border too if it is BORDERED, which takes room and saves addresses; else it ends with a pixel of zeros.
+constexpr int HOME_PLANE = BORDERED ? SLOT_PLANE : plane_of(PIXELS + 1, CHUNKS), ZERO = BORDERED ? 0 : PIXELS;
 
 // The map before, in x while the first convolution reads it.
 constexpr int IN = ENTRY_STRIDE == 2 ? CHANNELS / 2 : CHANNELS;
@@ -83,12 +85,12 @@ template <class T> DEVICE T* array(int byte) { return reinterpret_cast<T*>(memor
 #endif
 
 DEVICE int image_of(int pixel) { return IMAGES == 1 ? 0 : pixel / PLANE; }
-// Where u has a pixel: rows are turned, so that classes are those of slots.
+DEVICE int slot_of(int pixel) { return pixel + pixel / WIDTH + (image_of(pixel) + 1) * PITCH + 1; }
+// Where u has a pixel: without a border rows are turned, so that classes are those of slots.
 DEVICE int home_of(int pixel) {
     const int row = pixel / WIDTH;
-    return row * WIDTH + (pixel + row + image_of(pixel)) % WIDTH;
+    return BORDERED ? slot_of(pixel) : row * WIDTH + (pixel + row + image_of(pixel)) % WIDTH;
 }
-DEVICE int slot_of(int pixel) { return pixel + pixel / WIDTH + (image_of(pixel) + 1) * PITCH + 1; }
 
 DEVICE int in_slot(int pixel) {  // of the centre in the map before
     int row = pixel / WIDTH, column = pixel % WIDTH;

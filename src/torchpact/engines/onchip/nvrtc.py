@@ -50,6 +50,7 @@ def compiler() -> tuple[Route, str]:
     """Return a way to compile, and its name and version."""
     if importlib.util.find_spec("cuda") is not None and importlib.util.find_spec("cuda.core") is not None:
         try:
+            importlib.import_module("cuda.core")  # now, and not by several threads at once
             from cuda.bindings import nvrtc
 
             _, major, minor = nvrtc.nvrtcVersion()

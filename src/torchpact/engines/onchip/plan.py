@@ -1,7 +1,7 @@
 """How the kernel of a block is cut: images for a CTA, tiles for a warp, and the shared memory that takes."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from torchpact.engines.folding import Unsupported
@@ -32,8 +32,9 @@ class Plan:
     warps: int = 8
     n_tiles: int = 2
     m_tiles: int = 4
-    ahead: int = 2  # steps that weights are read ahead; more of them gained nothing on an H200
+    ahead: int = 2  # steps that weights are read ahead
     tall: int = 1
+    bordered: bool = False  # the residual stream, too
     hold: bool = False
     ctas: int = 2
 
@@ -47,7 +48,8 @@ class Plan:
         if self.entry_stride == 2:
             before = (2 * self.height + 2) * (2 * self.width + 1) + 1
             x = max(x, chunks // 2 * _plane(before, chunks // 2))
-        parts = [x, chunks * _plane(slots, chunks), chunks * _plane(pixels + 1, chunks)]
+        homes = slots if self.bordered else pixels + 1
+        parts = [x, chunks * _plane(slots, chunks), chunks * _plane(homes, chunks)]
         parts += [2 * pixels // self.tall, pixels]
         parts += [4 * images * self.warps * channels, 4 * images * self.warps, 16, 16 * channels]
         parts += [4 * channels + 16, 30 * channels, pixels // 8 + 8, 4 * rows]
@@ -81,11 +83,25 @@ def plans(
     batch: int = 1024,
     device: Device = H200,
 ) -> list[Plan]:
-    """Return a plan for every block of a network for images of this size.
+    """Return the likeliest plan for every block of a network for images of this size.
 
     >>> [plan.images for plan in plans((16, 32, 64), 32, 32, classes=10, half=False)]
     [1, 2, 2]
     """
+    return [each[0] for each in candidates(channels, height, width, classes, half, adaptive, batch, device)]
+
+
+def candidates(
+    channels: tuple[int, ...],
+    height: int,
+    width: int,
+    classes: int,
+    half: bool,
+    adaptive: bool,
+    batch: int,
+    device: Device,
+) -> list[list[Plan]]:
+    """Return for every block the plans that are worth a measurement, the likeliest first."""
     if width > 32 or height > 255 or height % 4 or width % 4:
         raise Unsupported(
             f"onchip: expected images of sizes in multiples of 4, no wider than 32; got {height}×{width}"
@@ -103,26 +119,34 @@ def plans(
             images=1,
             adaptive=adaptive,
         )
-        made.append(_best(block, batch, device))
+        found = [plan for way in _ways(block, batch, device) if (plan := _first(way, batch, device))]
+        if not found:
+            need = block.shared_bytes // 1024
+            raise Unsupported(
+                f"onchip: expected maps that fit {device.shared // 1024} KB of shared memory, got {need} KB "
+                f"for {block.channels} channels of {block.height}×{block.width}"
+            )
+        made.append(found)
     return made
 
 
-def _best(block: Plan, batch: int, device: Device) -> Plan:
+def _first(way: Iterable[Iterable[Plan]], batch: int, device: Device) -> Plan | None:
+    """Return the best plan of the first kind that has one."""
+    return next((plan for kind in way if (plan := _best(kind, batch, device))), None)
+
+
+def _best(kind: Iterable[Plan], batch: int, device: Device) -> Plan | None:
     """Return the plan that takes least time, of those that leave room for most warps."""
     # each CTA takes a KB besides
     fitting = [
         plan
-        for plan in _choices(block, crowded=batch > 2 * device.multiprocessors)
+        for plan in kind
         if plan.shared_bytes <= (device.shared - (plan.ctas - 1) * 1024) // plan.ctas
+        and plan.images * plan.warps <= 32
     ]
-    if not fitting:
-        need = block.shared_bytes // 1024
-        raise Unsupported(
-            f"onchip: expected maps that fit {device.shared // 1024} KB of shared memory, got {need} KB for "
-            f"{block.channels} channels of {block.height}×{block.width}"
-        )
-    most = max(plan.ctas for plan in fitting)
-    return min((plan for plan in fitting if plan.ctas == most), key=lambda plan: _time(plan, batch, device))
+    most = max((plan.ctas for plan in fitting), default=0)
+    full = [plan for plan in fitting if plan.ctas == most]
+    return min(full, key=lambda plan: _time(plan, batch, device), default=None)
 
 
 def _time(plan: Plan, batch: int, device: Device) -> float:
@@ -136,29 +160,74 @@ def _time(plan: Plan, batch: int, device: Device) -> float:
     return float(waves * plan.images**0.65)
 
 
-def _choices(block: Plan, crowded: bool) -> Iterator[Plan]:
-    """Plans to choose from; registers hold all weights of 16 channels."""
-    hold = block.channels == 16
-    tall = 2 if hold and block.height % 2 == 0 else 1
+def _ways(block: Plan, batch: int, device: Device) -> list[list[Iterator[Plan]]]:
+    """Ways to run a block, the likeliest first: each of them kinds of plans, of which the first that fits.
+
+    Times are those of ResNet-110 on an H200, of 1024 images if not said otherwise, with all, half and a
+    quarter of the pixels active.
+    """
+    if block.channels not in (16, 32, 64, 128, 256):  # warps must fit the groups of outputs
+        return []
+    crowded = batch > 2 * device.multiprocessors
+    if crowded and block.channels == 32:
+        # small ones: 608, 594, 508 µs for 743, 562, 424, so that it depends on the images; plain 472 for 566
+        ways = [[_usual(block)], [_small(block)]]
+        return ways if block.adaptive else ways[::-1]
+    kinds = [_usual(block)]
+    bordered = replace(block, bordered=True)
+    if block.channels in (16, 64):
+        # 16 channels: 852, 658, 497 µs for 898, 685, 512; 64, a single image: 137, 133, 119 for 143, 134, 121
+        kinds = [_usual(bordered), *kinds]
+    if block.channels == 16 and batch <= device.multiprocessors:
+        # 64 images: 141, 121, 96 µs for 149, 123, 97
+        kinds = [_alone(bordered), *kinds]
+    if block.channels == 64 and crowded:
+        # 551, 544, 444 µs with a border, 572, 554, 449 without, for 637, 623, 479
+        kinds = [_wide(bordered), _wide(block), *kinds]
+    return [kinds]
+
+
+def _usual(block: Plan) -> Iterator[Plan]:
+    """As many warps as there is room for; registers hold all weights of 16 channels."""
     chunks = block.channels // 8
     n_tiles = 4 if chunks % 4 == 0 else 2
-    if chunks // n_tiles not in (1, 2, 4, 8):
-        return
-    if crowded and not block.adaptive and block.channels == 32 and block.height % 2 == 0:
-        # measured on an H200 in the second block of ResNet-110: 3520 µs for 8192 images, else 4336
-        yield replace(block, ctas=3, warps=4, n_tiles=4, m_tiles=2, tall=2)
     for ctas, warps in ((2, 8), (1, 16)):
         for images in (2, 3, 1):
             pixels = images * block.height * block.width
-            if images == 1 or (pixels <= (512 if images == 2 else 192) and images * warps <= 32):
-                tiles = -(-pixels // 16) * (chunks // n_tiles) // warps
-                yield replace(
-                    block,
-                    images=images,
-                    ctas=ctas,
-                    warps=warps,
-                    hold=hold,
-                    tall=tall,
-                    n_tiles=n_tiles,
-                    m_tiles=max(1, min(tiles, 1 if hold else 3)),
-                )
+            if images == 1 or pixels <= (512 if images == 2 else 192):
+                yield _cut(block, images=images, ctas=ctas, warps=warps, n_tiles=n_tiles, most=3)
+
+
+def _small(block: Plan) -> Iterator[Plan]:
+    """Few warps an image: each reads weights for two tiles of two rows."""
+    if block.height % 2 == 0:
+        yield replace(block, ctas=3, warps=4, n_tiles=4, m_tiles=2, tall=2, ahead=3)
+
+
+def _wide(block: Plan) -> Iterator[Plan]:
+    """A warp makes all outputs of its pixels, which it reads but once, and reads weights far ahead."""
+    for images in (2, 3):
+        if images * block.height * block.width <= 192:
+            yield _cut(replace(block, ahead=4), images=images, ctas=2, warps=4, n_tiles=8, most=3)
+
+
+def _alone(block: Plan) -> Iterator[Plan]:
+    """An image has a multiprocessor to itself."""
+    yield _cut(block, images=1, ctas=1, warps=16, n_tiles=2, most=1)
+
+
+def _cut(block: Plan, *, images: int, ctas: int, warps: int, n_tiles: int, most: int) -> Plan:
+    """Return a plan whose warps make as many tiles at once as they have, but not more than ``most``."""
+    hold = block.channels == 16
+    groups = block.channels // 8 // n_tiles
+    tiles = -(-images * block.height * block.width // 16) * groups // warps
+    return replace(
+        block,
+        images=images,
+        ctas=ctas,
+        warps=warps,
+        n_tiles=n_tiles,
+        m_tiles=max(1, min(tiles, 1 if hold else most)),
+        hold=hold,
+        tall=2 if hold and block.height % 2 == 0 else 1,
+    )

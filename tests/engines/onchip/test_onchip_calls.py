@@ -1,0 +1,139 @@
+"""How the engine ``onchip`` is built, tuned and called; and on a GPU, if there is one."""
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+import pytest
+import torch
+
+import torchpact as tp
+from tests.engines.networks import lively, relative
+from tests.engines.onchip.emulation import engine, needs_compiler, reference, tame
+from torchpact.engines import FoldedBlock, Unsupported, deploy, deployment, onchip
+from torchpact.engines.deployed import Whole
+from torchpact.engines.graphs import Graphed
+from torchpact.engines.onchip import OnChip
+from torchpact.engines.onchip import engine as onchip_engine
+from torchpact.engines.onchip.plan import H200
+
+
+@needs_compiler
+def test_takes_the_plans_that_are_fastest_and_all_give_the_same(monkeypatch):
+    """The last of each block, here; on a device so small that images are many for it."""
+    model = tame(lively(2, units=3)).half()
+    images = torch.randn(3, 3, 8, 8).half()
+    fast = engine(model, made=OnChip, device=replace(H200, multiprocessors=1))
+    logits, ponders = fast(images)
+    tried = []
+
+    def measured(calls, **_):
+        tried.append(list(calls))
+        return {name: -float(name) for name in calls}
+
+    monkeypatch.setattr(onchip_engine, "interleaved", measured)
+    fast.tune(images)
+    found = fast.candidates(8, 8, 3)
+    assert [plan for plan, _ in fast.prepare(8, 8, 3)] == [plans[-1] for plans in found]
+    assert [len(names) for names in tried] == [len(plans) for plans in found if len(plans) > 1] != []
+    again, others = fast(images)
+    assert torch.equal(logits, again)
+    for ponder, other in zip(ponders, others, strict=True):
+        assert torch.equal(ponder.steps, other.steps)
+        assert torch.allclose(ponder.probs, other.probs)
+
+
+def test_few_kernels_need_no_graph_but_drawing_samples_does():
+    model = lively(units=2).half()
+    assert engine(model).direct
+    assert not engine(model, tp.Discrete()).direct
+    assert engine(lively(units=2, adaptive=False).half(), tp.Discrete()).direct
+
+
+@needs_compiler
+def test_what_was_returned_stays_as_it_is():
+    fast = engine(lively(units=2).half())
+    images = torch.randn(2, 3, 8, 8).half()
+    logits, ponders = fast(images)
+    before = [x.clone() for x in (logits, *(x for ponder in ponders for x in ponder[:4]))]
+    fast(torch.randn(2, 3, 8, 8).half())
+    after = [logits, *(x for ponder in ponders for x in ponder[:4])]
+    assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("settings", "dtype", "mode", "line"),
+    [
+        ({}, torch.float32, None, "half precision"),
+        ({"per": "image"}, torch.float16, None, "a decision for every pixel"),
+        ({"halting_norm": True}, torch.float16, None, "a decision for every pixel"),
+        ({}, torch.float16, tp.ACT(), "thresholded or discrete"),
+        ({}, torch.float16, None, "a network on a GPU, got one on cpu"),
+    ],
+)
+def test_says_what_it_cannot_run(settings, dtype, mode, line):
+    model = lively(**settings).to(dtype)
+    with pytest.raises(Unsupported, match=line):
+        onchip.build(model, [FoldedBlock(block, mode) for block in model.blocks])
+
+
+def test_deploy_falls_back_with_a_line(monkeypatch):
+    monkeypatch.setitem(deployment.NETWORK_ENGINES, "onchip", onchip.build)
+    model = lively(units=2)
+    fast = deploy(model, torch.randn(1, 3, 8, 8), engines=["dense", "onchip"])
+    assert "onchip: expected a network in half precision" in fast.explain()
+
+
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+
+
+@pytest.mark.gpu
+@needs_gpu
+@pytest.mark.parametrize("details", [True, False])
+def test_deployed_on_a_gpu_it_runs_without_a_graph_and_in_one_of_the_caller(details):
+    model = tame(lively(units=3)).half().cuda()
+    batches = [torch.randn(3 + i % 2, 3, 32, 32).half().cuda() for i in range(12)]
+    fast = deploy(model, batches[0], engines=["onchip"], details=details)
+    assert isinstance(fast.network, Whole)
+    assert fast.network.direct
+    assert isinstance(fast.network.in_turn, Graphed)
+    expected = [fast(images) for images in batches]
+    assert all(ponder.probs.isnan().all() != details for _, ponders in expected for ponder in ponders)
+
+    def run(images):
+        with torch.cuda.stream(torch.cuda.Stream()):
+            logits, ponders = fast(images)
+            torch.cuda.current_stream().synchronize()
+        return logits, ponders
+
+    torch.cuda.synchronize()
+    with ThreadPoolExecutor(4) as pool:
+        for (logits, ponders), (wanted, others) in zip(pool.map(run, batches), expected, strict=True):
+            assert torch.equal(logits, wanted)
+            assert all(torch.equal(a.steps, b.steps) for a, b in zip(ponders, others, strict=True))
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        logits, ponders = fast(batches[0])
+    graph.replay()
+    assert torch.equal(logits, expected[0][0])
+    assert torch.equal(ponders[0].steps, expected[0][1][0].steps)
+    for _ in range(3):  # which the blocks run, then in a graph
+        assert fast(torch.randn(2, 3, 18, 18).half().cuda())[0].isfinite().all()
+
+
+@pytest.mark.gpu
+@needs_gpu
+@pytest.mark.parametrize("batch", [0, 1, 7, 1000])
+def test_on_a_gpu(batch):
+    model = tame(lively(units=5)).half().cuda()
+    images = torch.randn(batch, 3, 32, 32).half().cuda()
+    fast = onchip.build(model, [FoldedBlock(block) for block in model.blocks])
+    logits, ponders = fast(images)
+    expected, references = reference(model.cpu(), images.cpu())
+    again, _ = fast(images)
+    assert torch.equal(logits, again)
+    for ponder, wanted in zip(ponders, references, strict=True):
+        if batch:
+            assert (ponder.steps.cpu() == wanted.steps).double().mean() > 0.999
+    assert logits.shape == (batch, 10)
+    if batch:
+        assert relative(logits.cpu(), expected) < 1e-2
