@@ -28,68 +28,44 @@ WARPS = {"logits": 8, "gradients": 4}
 ROWS = 16
 """Nine taps, the mean and the bias, to a power of two."""
 
-AT_ONCE = 32768
-"""Values of a map that a program may hold all at once; the logits of larger ones are made piece by piece."""
-
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _logits_at_once(  # type: ignore[no-untyped-def]
-    u, rows, bias, logits, images, height, width, C,
+def _logits(  # type: ignore[no-untyped-def]
+    u, rows, bias, logits, products, images, height, width, C,
     WIDE: tl.constexpr, PIXELS: tl.constexpr, ROWS: tl.constexpr, SINGLE: tl.constexpr,
 ):  # fmt: skip
     network = tl.program_id(0) // images
     size = height * width
     start_of = tl.program_id(0).to(tl.int64) * size
-    pixel, c, t = tl.arange(0, PIXELS), tl.arange(0, WIDE), tl.arange(0, ROWS)
-    here = (pixel < size)[:, None] & (c < C)[None, :]
-    value = tl.load(u + (start_of + pixel)[:, None] * C + c[None, :], mask=here, other=0)
+    products += start_of * ROWS
+    c, t = tl.arange(0, WIDE), tl.arange(0, ROWS)
     in_rows = (c < C)[:, None] & (t < 10)[None, :]
     weights = tl.load(rows + (network * 10 + t)[None, :] * C + c[:, None], mask=in_rows, other=0)
-    if SINGLE:
-        products = tl.dot(value, weights, input_precision="ieee")
-    else:  # the weights as two halves, which have all of their digits
-        first = weights.to(value.dtype)
-        products = tl.dot(value, first)
-        products = tl.dot(value, (weights - first.to(tl.float32)).to(value.dtype), products)
-    mean = tl.sum(tl.sum(tl.where((t == 9)[None, :], products, 0), 1), 0) / size
-    i, j = (t // 3 - 1)[None, :], (t % 3 - 1)[None, :]
-    row, column = (pixel // width)[:, None] + i, (pixel % width)[:, None] + j
-    there = (row >= 0) & (row < height) & (column >= 0) & (column < width) & (t < 9)[None, :]
-    around = tl.gather(products, tl.where(there, row * width + column, 0), 0)
-    logit = tl.sum(tl.where(there, around, 0), 1) + mean + tl.load(bias + network)
-    tl.store(logits + start_of + pixel, logit, mask=pixel < size)
-
-
-@triton.jit  # type: ignore[untyped-decorator]
-def _logits(  # type: ignore[no-untyped-def]
-    u, rows, bias, logits, images, height, width, C, WIDE: tl.constexpr, PIXELS: tl.constexpr
-):
-    network = tl.program_id(0) // images
-    rows, bias = rows + network * 10 * C, bias + network
-    size = height * width
-    start_of = tl.program_id(0).to(tl.int64) * size
-    c = tl.arange(0, WIDE)
-    used = (c < C)[None, :]
-    total = tl.zeros((WIDE,), tl.float32)
+    pooled = tl.full((), 0.0, tl.float32)
+    for start in range(0, size, PIXELS):
+        pixel = start + tl.arange(0, PIXELS)
+        here = (pixel < size)[:, None] & (c < C)[None, :]
+        value = tl.load(u + (start_of + pixel)[:, None] * C + c[None, :], mask=here, other=0)
+        if SINGLE:
+            product = tl.dot(value, weights, input_precision="ieee")
+        else:  # the weights as two halves, which have all of their digits
+            first = weights.to(value.dtype)
+            product = tl.dot(value, first)
+            product = tl.dot(value, (weights - first.to(tl.float32)).to(value.dtype), product)
+        pooled += tl.sum(tl.sum(tl.where((t == 9)[None, :], product, 0), 1), 0)
+        at = products + t[None, :] * size + pixel[:, None]
+        tl.store(at, product, mask=(pixel < size)[:, None] & (t < 9)[None, :])
+    pooled = pooled / size + tl.load(bias + network)
+    tl.debug_barrier()  # the products of all pixels are there
     for start in range(0, size, PIXELS):
         pixel = start + tl.arange(0, PIXELS)
         row, column = pixel // width, pixel % width
-        products = tl.zeros((PIXELS, WIDE), tl.float32)
+        logit = tl.zeros((PIXELS,), tl.float32)
         for tap in tl.static_range(9):
             i, j = tap // 3 - 1, tap % 3 - 1
             there = (row + i >= 0) & (row + i < height) & (column + j >= 0) & (column + j < width)
-            at = (start_of + pixel + i * width + j)[:, None] * C + c[None, :]
-            value = tl.load(u + at, mask=there[:, None] & used, other=0).to(tl.float32)
-            products += value * tl.load(rows + tap * C + c, mask=c < C, other=0)[None, :]
-            if tap == 4:
-                total += tl.sum(tl.where((pixel < size)[:, None], value, 0), 0)
-        tl.store(logits + start_of + pixel, tl.sum(products, 1), mask=pixel < size)
-    pooled = tl.sum(total * tl.load(rows + 9 * C + c, mask=c < C, other=0), 0) / size + tl.load(bias)
-    tl.debug_barrier()
-    for start in range(0, size, PIXELS):
-        pixel = start + tl.arange(0, PIXELS)
-        local = tl.load(logits + start_of + pixel, mask=pixel < size, other=0)
-        tl.store(logits + start_of + pixel, local + pooled, mask=pixel < size)
+            logit += tl.load(products + tap * size + pixel + i * width + j, mask=there, other=0)
+        tl.store(logits + start_of + pixel, logit + pooled, mask=pixel < size)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -141,13 +117,11 @@ def halting_logits(u: Tensor, rows: Tensor, bias: Tensor) -> Tensor:
     u = u.contiguous(memory_format=torch.channels_last)
     batch, _, height, width = u.shape
     logits = u.new_empty(batch, 1, height, width, dtype=torch.float32)
-    arguments = u, rows.contiguous(), bias, logits, batch // bias.numel(), height, width
-    shape, pixels = _shape(u), max(triton.next_power_of_2(height * width), 16)
-    if pixels * shape["WIDE"] <= AT_ONCE and pixels * ROWS <= AT_ONCE:
-        shape |= {"PIXELS": pixels, "ROWS": ROWS, "SINGLE": u.dtype == torch.float32}
-        wrap_triton(_logits_at_once)[(batch,)](*arguments, **shape, num_warps=min(max(pixels // 128, 1), 8))
-    else:
-        wrap_triton(_logits)[(batch,)](*arguments, **shape, num_warps=WARPS["logits"])
+    products = u.new_empty(batch, ROWS, height * width, dtype=torch.float32)
+    wrap_triton(_logits)[(batch,)](
+        u, rows.contiguous(), bias, logits, products, batch // bias.numel(), height, width,
+        **_shape(u), ROWS=ROWS, SINGLE=u.dtype == torch.float32, num_warps=WARPS["logits"],
+    )  # fmt: skip
     return logits
 
 
