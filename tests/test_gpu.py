@@ -315,7 +315,13 @@ def test_the_variance_of_gradients_of_a_compiled_network():
 
 @pytest.mark.parametrize(
     ("name", "method"),
-    [("parity", "reinforce"), ("addition", "act"), ("enwik8", "repeat"), ("enwik8", "act")],
+    [
+        ("parity", "reinforce"),
+        ("parity", "ponder"),
+        ("addition", "act"),
+        ("enwik8", "repeat"),
+        ("enwik8", "act"),
+    ],
 )
 def test_a_captured_iteration_on_sequences_trains_as_a_plain_one(monkeypatch, name, method):
     monkeypatch.setattr(sequence_joint, "tf32_products", nullcontext)  # products with all digits

@@ -91,7 +91,8 @@ def ponder_loss(losses: Tensor, logits: Tensor, tau: float, beta: float = 0.01) 
     # where q is 0 its logarithm may be −∞, and their product is to be 0
     log_q = log_q.clamp(min=torch.finfo(log_q.dtype).min)
     q = log_q.exp()
-    prior = TruncatedGeometric(torch.tensor(float(tau), dtype=q.dtype, device=q.device), len(q))
+    # made on the device, and not looked at: an iteration that is captured cannot
+    prior = TruncatedGeometric(q.new_full((), float(tau)), len(q), validate_args=False)
     log_p = prior.log_prob(prior.enumerate_support()).unsqueeze(1)
     return _mean((q * losses).sum(0)) + beta * _mean((q * (log_q - log_p)).sum(0))
 

@@ -5,13 +5,13 @@ import json
 import pytest
 
 from torchpact.data import load_sample_text
-from torchpact.experiments import EXPERIMENTS, SCALES, Archive, make, missing, parity, rnn_tables
+from torchpact.experiments import EXPERIMENTS, SCALES, Archive, extrapolation, make, missing, rnn_tables
 from torchpact.experiments.rnn_figures import points_of
 from torchpact.experiments.rnn_runs import sequence_run
 from torchpact.training import Texts
 
 SMOKE = SCALES["smoke"]
-NAMES = ("rnn-parity", "rnn-addition", "rnn-enwik8")
+NAMES = ("rnn-parity", "rnn-parity-beyond", "rnn-addition", "rnn-enwik8")
 
 
 @pytest.fixture
@@ -93,7 +93,9 @@ def test_points_have_means_and_deviations_over_seeds_in_the_mode_of_their_method
 
 
 def test_what_lies_beyond_continues_the_difficulties_of_training(archive):
-    (run,) = (r for r in parity.runs(SCALES["fast"], [0]) if r.setting == "parity-size12-high6-repeat5")
+    (run,) = (
+        r for r in extrapolation.runs(SCALES["fast"], [0]) if r.setting == "parity-size12-high6-repeat5"
+    )
     far = evaluation(0.6, 5.0) | {"steps_by_difficulty": {"7": 5.0}, "accuracy_by_difficulty": {"7": 0.5}}
     write(archive, run, {"repeat": evaluation(1.0, 5.0, transfer=far)})
     (point,) = points_of({run.setting: [run]}, archive)
@@ -125,7 +127,9 @@ def test_tables_have_a_row_for_every_setting_with_what_was_measured(archive):
 
 
 def test_what_lies_beyond_has_a_table_of_its_own(archive):
-    (run,) = (r for r in parity.runs(SCALES["fast"], [0]) if r.setting == "parity-size12-high6-act-tau0.001")
+    (run,) = (
+        r for r in extrapolation.runs(SCALES["fast"], [0]) if r.setting == "parity-size12-high6-act-tau0.001"
+    )
     write(archive, run, {"act": evaluation(1.0, 3.0, transfer=evaluation(0.5, 2.0))})
     points = rnn_tables.points([run], archive)
     assert len(rnn_tables.markdown(points, "accuracy").splitlines()) == 2

@@ -8,6 +8,7 @@ from torchpact.experiments import (
     addition,
     claims,
     enwik8,
+    extrapolation,
     fig2,
     fig3,
     fig4,
@@ -54,6 +55,7 @@ EXPERIMENTS = {
     "table": Experiment(claims.runs, claims.draw),
     "summary": Experiment(summary.runs, summary.draw),
     "rnn-parity": Experiment(parity.runs, parity.draw),
+    "rnn-parity-beyond": Experiment(extrapolation.runs, extrapolation.draw),
     "rnn-addition": Experiment(addition.runs, addition.draw),
     "rnn-enwik8": Experiment(enwik8.runs, enwik8.draw),
 }

@@ -47,9 +47,7 @@ class SequenceLearner(Iterations):
     ) -> None:
         self.config = config
         self.device = torch.device(device)
-        # PonderNet's prior looks at its numbers, which an iteration that is captured cannot
-        may_capture = self.device.type == "cuda" and config.method != "ponder"
-        self.capture = may_capture if capture is None else capture
+        self.capture = self.device.type == "cuda" if capture is None else capture
         self.iteration = 0
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(derived_seed(config.seed, "weights"))
