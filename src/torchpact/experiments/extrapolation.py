@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from torchpact.experiments.archive import Archive
-from torchpact.experiments.gather import finished, inventory, over_seeds
+from torchpact.experiments.gather import finished, inventory
 from torchpact.experiments.parity import REPEATS, SIZES
 from torchpact.experiments.plotting import canvas, save
 from torchpact.experiments.rnn_figures import beyond, legend, points_of
@@ -42,7 +42,6 @@ def draw(archive: Archive, scale: Scale, seeds: list[int], folder: Path) -> list
         beyond(axes[0], points, "accuracy_by_difficulty", "accuracy, %", high)
         beyond(axes[1], points, "steps_by_difficulty", "steps", high)
         legend(figure, axes[0])
-        title = f"parity of {size}, trained on 1 to {high} elements, {scale.name}"
-        figure.suptitle(f"{title}: {over_seeds(found, wanted)}")
+        figure.suptitle(f"parity of {size}, trained on 1 to {high} elements, {scale.name}: means over seeds")
         numbers = {"points": points, **inventory(wanted, found)}
         return save(figure, folder, "rnn-parity-beyond", numbers)
