@@ -1,11 +1,25 @@
 """The commands that train and evaluate, on the bundled sample."""
 
 import json
+import re
 import sys
 
 import pytest
 
 from torchpact import cli
+from torchpact.commands import common
+from torchpact.data import Images, load_sample
+
+
+@pytest.fixture(autouse=True)
+def _few_to_test_on(monkeypatch):
+    """All test images of the sample would take most of the time."""
+
+    def load(split, device="cpu"):
+        data = load_sample(split, device)
+        return Images(data.images[:50], data.labels[:50]) if split == "test" else data
+
+    monkeypatch.setattr(common, "load_sample", load)
 
 
 @pytest.fixture
@@ -88,6 +102,32 @@ def test_evaluate_prints_a_table_for_people(run, tmp_path):
     assert code == 0
     assert "accuracy" in out
     assert "52.8 ± 0.0" in out
+    assert "16.5 ± 0.0" in out  # a block of it
+    assert max(map(len, out.splitlines())) <= 80
+
+
+def test_a_warm_start_can_be_one_for_each_seed(run, tmp_path):
+    run("train", tmp_path / "plain-seed3", "--method", "plain", *SMALL)
+    start = tmp_path / "plain-seed{seed}"
+    assert run("train", tmp_path / "warm", *SMALL, "--seed", 3, "--warm-start", start)[0] == 0
+    record = json.loads((tmp_path / "warm" / "run.json").read_text())
+    assert record["warm_start"] == "plain-seed3/last.safetensors"
+
+
+def test_the_modes_to_validate_in_can_be_chosen(run, tmp_path):
+    modes = ("--validate-mode", "thresholded", "--validate-mode", "act")
+    code, out, _ = run("train", tmp_path / "a", *SMALL, *modes, "--json")
+    assert code == 0
+    assert list(json.loads(out)[str(tmp_path / "a")]) == ["thresholded", "act"]
+
+
+def test_a_run_on_some_images_does_not_go_on_with_others(run, tmp_path):
+    arguments = ("train", tmp_path / "a", "--method", "plain", *SMALL)
+    assert run(*arguments)[0] == 0
+    code, _, err = run(*arguments, "--images", 24, "--resume")
+    assert code == 2
+    assert re.search(r"data set that it began with, 16 images \(\w+\); got 24 images", err)
+    assert err.count("\n") == 1
 
 
 def test_resume_of_a_finished_run_shows_its_results(run, tmp_path):
@@ -120,7 +160,34 @@ def test_resume_of_a_finished_run_shows_its_results(run, tmp_path):
         (("train", "{}", "--images", "0", "--data", "sample"), "expected 1 to 2000 images, got 0"),
         (("train", "{}", "--data", "nowhere"), "to fetch CIFAR-10: torchpact data cifar10 --root nowhere"),
         (("train", "{}", "--device", "tpu", "--data", "sample"), "expected a device of auto, cpu or cuda"),
+        (("train", "{}", "--device", "cpu:x", "--data", "sample"), "or one as cuda:0; got 'cpu:x'"),
         (("train", "{}", "--warm-start", "none", "--data", "sample"), "none: no such checkpoint"),
+        (("train", "{}", "--warm-start", "{{tau}}", "--data", "sample"), "{tau}: no such checkpoint"),
+        (("train", "{}", "--teacher", "{{0}}", "--data", "sample"), "{0}: no such checkpoint"),
+        (
+            ("train", "{}", "--validate-mode", "eager", "--data", "sample"),
+            "expected modes among relaxed, discrete, thresholded, act; got 'eager'",
+        ),
+        (
+            ("train", "{}", "--method", "plain", "--validate-mode", "act"),
+            "expected --validate-mode where a network decides",
+        ),
+        (
+            ("evaluate", "resnet32-plain", "--batch", "-5", "--data", "sample"),
+            "expected batch to be an integer of at least 1, got -5",
+        ),
+        (
+            ("evaluate", "resnet32-plain", "--batch", "0", "--data", "sample"),
+            "expected batch to be an integer of at least 1, got 0",
+        ),
+        (
+            ("evaluate", "resnet32-plain", "--precision", "fp8", "--data", "sample"),
+            "expected precision to be one of fp32, bf16; got 'fp8'",
+        ),
+        (
+            ("evaluate", "resnet32-plain", "--examples", "5", "--data", "sample"),
+            "expected --examples for a network for sequences only",
+        ),
         (("evaluate", "{}/missing.safetensors", "--data", "sample"), "no such checkpoint"),
         (("evaluate", "resnet32-tau0.1"), "nor network of the zoo (resnet32-plain, "),
         (

@@ -73,10 +73,13 @@ class Relaxed(Mode):
         """Return r·[r > δ]."""
         return torch.where(remaining > self.clip, remaining, torch.zeros_like(remaining))
 
+    def noise(self, logits: Tensor) -> Tensor:
+        """Draw what decides, one number for every position."""
+        return logistic_noise(logits, self.generator)
+
     def halt(self, remaining: Tensor, logits: Tensor) -> tuple[Tensor, Tensor]:
         """Break off ξ̂ ~ RelaxedBernoulli(h; λ) of what remains."""
-        noise = logistic_noise(logits, self.generator)
-        fires, stays = relaxed_bernoulli(logits, noise, self.temperature)
+        fires, stays = relaxed_bernoulli(logits, self.noise(logits), self.temperature)
         return remaining * fires, remaining * stays
 
 
@@ -92,9 +95,13 @@ class Discrete(Mode):
 
     generator: torch.Generator | None = field(default=None, repr=False, compare=False)
 
+    def noise(self, logits: Tensor) -> Tensor:
+        """Draw what decides, one number for every position."""
+        return logistic_noise(logits, self.generator)
+
     def halt(self, remaining: Tensor, logits: Tensor) -> tuple[Tensor, Tensor]:
         """Take all that remains where ξ ~ Bernoulli(h) is 1."""
-        return _take_all(remaining, bernoulli(logits, logistic_noise(logits, self.generator)))
+        return _take_all(remaining, bernoulli(logits, self.noise(logits)))
 
     def log_prob(self, logits: Tensor, steps: Tensor) -> Tensor:
         """Return log q(z = steps), exactly (eq. 15)."""

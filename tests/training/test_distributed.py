@@ -18,7 +18,9 @@ WORLD = 2
 SETTINGS = {"iterations": 4, "log_every": 2, "validate_every": 4, "checkpoint_every": 2}
 # sums in another order, fp32, through four iterations: 2e-6 in the worst of the tensors when measured
 TOLERANCE = 2e-5
-EXACT = ("plain", "act")  # methods without noise inside the network
+# where there is noise, rounding is seen in biases of heads, whose gradients nearly cancel, and may turn a
+# ReLU: 5e-4 in the worst of the tensors when measured, where other noise makes them differ by 1e-1 and more
+NOISY = 2e-3
 
 
 def settings(method, **others):
@@ -158,7 +160,7 @@ def shared(tmp_path_factory):
 def alone(tmp_path_factory):
     """The same runs in a single process."""
     folder = tmp_path_factory.mktemp("alone")
-    runs = {method: trainer(folder / method, method) for method in EXACT}
+    runs = {method: trainer(folder / method, method) for method in METHODS}
     for run in runs.values():
         run.run()
     return folder, runs
@@ -187,15 +189,15 @@ def test_alone_the_norm_is_the_usual_one():
         assert torch.equal(one.state_dict()[name], value)
 
 
-@pytest.mark.parametrize("method", EXACT)
+@pytest.mark.parametrize("method", METHODS)
 def test_two_processes_give_the_weights_of_one(shared, alone, method):
     state = alone[1][method].learner.state()
     start = trainer(alone[0] / f"start-{method}", method).learner.state()
     for found in shared[1]:
         assert found["states"][method].keys() == state.keys()
-        assert relative(found["states"][method], state) < TOLERANCE
+        assert relative(found["states"][method], state) < (TOLERANCE if method in ("plain", "act") else NOISY)
     # and the tolerance is far below what training has changed
-    assert relative({"weight": start["model.stem.weight"]}, {"weight": state["model.stem.weight"]}) > 1e-2
+    assert relative({"weight": start["model.stem.weight"]}, {"weight": state["model.stem.weight"]}) > 5e-3
 
 
 def test_two_processes_learn_of_a_teacher_as_one_does(shared):
@@ -208,7 +210,7 @@ def test_two_processes_learn_of_a_teacher_as_one_does(shared):
     assert relative(found[0]["states"]["taught"], found[0]["states"]["act"]) > 1e-2
 
 
-@pytest.mark.parametrize("method", EXACT)
+@pytest.mark.parametrize("method", METHODS)
 def test_two_processes_report_what_one_does(shared, alone, method):
     files = (shared[0] / f"{method}-0" / "history.jsonl", alone[0] / method / "history.jsonl")
     events = [[json.loads(line) for line in file.read_text().splitlines()] for file in files]

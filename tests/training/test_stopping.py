@@ -13,7 +13,7 @@ import pytest
 from tests.training.small import config
 from tests.training.test_trainer import assert_same, tensors, trainer
 from torchpact.training import load_checkpoint, train_together
-from torchpact.training.loop import TrainingError
+from torchpact.training.run_files import TrainingError
 from torchpact.training.stopping import SIGNALS, Stopped, on_signals
 
 

@@ -8,12 +8,15 @@ import signal
 import pytest
 import torch
 
-import torchpact as tp
 from tests.training.small import METHODS, config, images
-from torchpact.data import standardize
-from torchpact.models import ResNetConfig
-from torchpact.training import Trainer, TrainingError, evaluate, load_checkpoint, load_model, train_together
-from torchpact.training.lottery import decide_by_lot
+from torchpact.training import (
+    Trainer,
+    TrainingError,
+    evaluate,
+    load_checkpoint,
+    load_model,
+    train_together,
+)
 from torchpact.training.state import derived_seed
 
 TEST = images("test", 40)
@@ -163,7 +166,7 @@ def test_weights_that_are_not_finite_are_not_saved(tmp_path):
     run = trainer(tmp_path, config(log_every=100, checkpoint_every=2))
     with torch.no_grad():
         run.learner.model.classifier.bias.fill_(float("inf"))
-    with pytest.raises(TrainingError, match="is not finite at iteration 2; not saved"):
+    with pytest.raises(TrainingError, match="is not finite at iteration 2; no checkpoint yet"):
         run.run()
     assert not (tmp_path / "last.safetensors").exists()
 
@@ -198,12 +201,6 @@ def test_a_finished_run_is_not_overwritten(tmp_path):
     assert again.run() == json.loads((tmp_path / "run.json").read_text())["results"]
 
 
-def test_another_configuration_cannot_resume(tmp_path):
-    trainer(tmp_path).run()
-    with pytest.raises(TrainingError, match="its checkpoint is of another configuration"):
-        trainer(tmp_path, config(tau=0.7), resume=True)
-
-
 def test_trained_together_each_is_as_if_alone(tmp_path):
     settings = [config(), config("act", seed=1), config("plain", iterations=7)]
     for number, each in enumerate(settings):
@@ -224,49 +221,43 @@ def test_a_warm_start_takes_all_but_the_heads(tmp_path):
     assert json.loads((tmp_path / "warm" / "run.json").read_text())["warm_start"].endswith("last.safetensors")
 
 
-@pytest.mark.parametrize("mode", ["relaxed", "discrete", "thresholded", "act"])
-def test_evaluation_equals_one_pass_over_everything(mode):
-    model = tp.models.build(ResNetConfig(units=2, image_size=12))
-    for block in model.blocks:
-        for head in block.halting:  # type: ignore[union-attr]
-            torch.nn.init.zeros_(head.conv.weight)
-            torch.nn.init.zeros_(head.linear.weight)
-            torch.nn.init.constant_(head.linear.bias, 60.0)
-    measured = evaluate(model, TEST, mode, batch=7)
-    x = standardize(TEST.images)
-    model.eval()
-    with tp.use_mode(model, mode), torch.no_grad():
-        logits, _ = model(x)
-    assert measured.accuracy == (logits.argmax(1) == TEST.labels).double().mean().item()
-    assert measured.nll == pytest.approx(
-        torch.nn.functional.cross_entropy(logits, TEST.labels).item(), rel=1e-5
-    )
-    assert measured.steps == pytest.approx([1.0, 1.0, 1.0])
-    with tp.use_mode(model, mode):
-        assert measured.flops == tp.count_flops(model, x).mean.item()
-    assert measured.cost == pytest.approx([2.0 if mode == "act" else 1.0] * 3)
-    assert measured.objective(0.1) == pytest.approx(measured.nll + (0.6 if mode == "act" else 0.3))
-
-
-def test_undecided_decisions_are_counted_where_they_are_drawn():
-    model = tp.models.ResNet(ResNetConfig(units=3, image_size=12)).eval()
-    for h, share in ((0.5, 1.0), (0.05, 0.0), (0.95, 0.0)):
-        decide_by_lot(model, [sum((1 - h) ** k for k in range(3))] * 3)
-        assert evaluate(model, TEST, "discrete").undecided == [share] * 3
-    assert evaluate(model, TEST, "thresholded").undecided is None
-
-
-def test_evaluation_leaves_mode_and_training_flag_alone():
-    model = tp.models.build(ResNetConfig(units=2, image_size=12), mode="act").train()
-    evaluate(model, TEST, "thresholded")
-    assert model.training
-    assert all(block.mode == tp.ACT() for block in model.blocks)
-
-
 def test_one_of_several_that_fails_leaves_the_others_alone(tmp_path):
     runs = [trainer(tmp_path / name, config(seed=seed)) for seed, name in enumerate(("good", "bad", "other"))]
     with torch.no_grad():
         runs[1].learner.model.classifier.bias.fill_(float("nan"))
-    with pytest.raises(TrainingError, match=r"^bad: .* is not finite at iteration 3; not saved$"):
+    with pytest.raises(TrainingError, match=r"^bad: .* is not finite at iteration 3; no checkpoint yet$"):
         train_together(runs)
     assert [run.done for run in runs] == [True, False, True]
+
+
+def test_a_network_that_is_not_finite_is_not_the_best(tmp_path):
+    run = trainer(tmp_path, config(log_every=100, validate_every=2, checkpoint_every=100))
+    run.burst()
+    before = (tmp_path / "best.safetensors").read_bytes()
+    with torch.no_grad():
+        run.learner.model.classifier.bias.fill_(float("nan"))
+    run.best = -1.0  # any accuracy would be better
+    with pytest.raises(TrainingError, match="is not finite at iteration 4; no checkpoint yet"):
+        run.run()
+    assert (tmp_path / "best.safetensors").read_bytes() == before
+    assert "NaN" not in (tmp_path / "history.jsonl").read_text()
+
+
+def test_a_validation_that_is_not_finite_is_told(tmp_path):
+    run = trainer(tmp_path)
+    run.validate = lambda: {"modes": {"relaxed": {"accuracy": 0.5, "nll": float("inf")}}}
+    with pytest.raises(
+        TrainingError, match=r"what was found \(validate\) is not finite at iteration 6; the last"
+    ):
+        run.run()
+    assert "Infinity" not in (tmp_path / "history.jsonl").read_text()
+    assert not (tmp_path / "best.safetensors").exists()
+
+
+def test_a_full_disk_names_the_history(tmp_path):
+    run = trainer(tmp_path)
+    path = tmp_path / "history.jsonl"
+    path.unlink()
+    path.symlink_to("/dev/full")
+    with pytest.raises(OSError, match=r"No space left on device: '.*history\.jsonl'"):
+        run.run()

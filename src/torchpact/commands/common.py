@@ -1,5 +1,6 @@
 """What several commands share: where the data is, and which device to use."""
 
+import re
 from pathlib import Path
 from typing import Annotated
 
@@ -26,11 +27,14 @@ def pick_device(name: str) -> torch.device:
     """Return the device asked for; "auto" is the GPU where there is one."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    if name.split(":")[0] not in ("cpu", "cuda"):
-        raise ValueError(f"expected a device of auto, cpu or cuda; got {name!r}")
-    if name.startswith("cuda") and not torch.cuda.is_available():
-        raise ValueError(f"expected a device that is there, got {name!r} and no GPU")
-    return torch.device(name)
+    if not re.fullmatch(r"cpu|cuda(:[0-9]{1,3})?", name):
+        raise ValueError(f"expected a device of auto, cpu or cuda, or one as cuda:0; got {name!r}")
+    device = torch.device(name)
+    if device.type == "cuda":
+        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        if (device.index or 0) >= count:
+            raise ValueError(f"expected a device that is there, got {name!r} and {count or 'no'} GPU")
+    return device
 
 
 class Interrupted(Exception):

@@ -9,6 +9,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from torchpact._checks import check_count
 from torchpact.commands.common import DataRoot, Device, load_test, network_file, pick_device
 from torchpact.commands.results import result_lines
 from torchpact.commands.train_sequences import load_test_text
@@ -43,9 +44,13 @@ def evaluate(
     place = pick_device(device)
     given, checkpoint = checkpoint, network_file(checkpoint)
     if is_of_sequences(checkpoint):
+        if batch is not None or precision != "fp32":
+            raise ValueError(f"{given}: expected --batch and --precision for a network for images only")
         measured = _on_sequences(checkpoint, mode, data, place, examples, seed)
         print(json.dumps(measured, indent=2) if as_json else result_lines({str(checkpoint): measured}))
         return
+    if examples is not None:
+        raise ValueError(f"{given}: expected --examples for a network for sequences only")
     model, config = load_model(checkpoint)
     if mode and not model.config.adaptive:
         raise ValueError(f"{given}: expected no mode for a plain network, got {', '.join(mode)}")
@@ -55,7 +60,8 @@ def evaluate(
     if as_json:
         print(json.dumps(measured, indent=2))
         return
-    table = Table(title=f"{given}, {len(test)} test images")
+    # a line for each block, lest it be too wide for a terminal
+    table = Table(title=f"{given}, {len(test)} test images", show_lines=True)
     for name in ("mode", "accuracy", "nll", "MFLOPs an image", "MFLOPs by block", "steps by block"):
         table.add_column(name, justify="left" if name == "mode" else "right")
     for name, m in measured.items():
@@ -63,11 +69,15 @@ def evaluate(
             name,
             f"{m['accuracy']:.2%}",
             f"{m['nll']:.4f}",
-            f"{m['flops'] / 1e6:.1f} ± {m['flops_std'] / 1e6:.1f}",
-            "  ".join(f"{f / 1e6:.1f}" for f in m["block_flops"]),
-            "  ".join(f"{s:.2f}" for s in m["steps"]) or "all",
+            _millions(m["flops"], m["flops_std"]),
+            "\n".join(map(_millions, m["block_flops"], m["block_flops_std"])),
+            "\n".join(f"{s:.2f}" for s in m["steps"]) or "all",
         )
     Console().print(table)
+
+
+def _millions(mean: float, deviation: float) -> str:
+    return f"{mean / 1e6:.1f} ± {deviation / 1e6:.1f}"
 
 
 def _on_sequences(
@@ -78,6 +88,8 @@ def _on_sequences(
     examples: int | None,
     seed: int,
 ) -> dict[str, dict[str, Any]]:
+    if examples is not None:
+        check_count("examples", examples)
     model, config = load_sequence_model(checkpoint)
     text = load_test_text(data, place) if config.is_text else None
     if text is not None:

@@ -55,6 +55,14 @@ def train(
     lr: Annotated[float | None, typer.Option(help="Learning rate, instead of the preset's.")] = None,
     temperature: Annotated[float | None, typer.Option(help="λ of the relaxation.")] = None,
     validate_every: Annotated[int | None, typer.Option(help="Iterations between validations.")] = None,
+    validate_mode: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Mode to validate in: relaxed, discrete, thresholded or act; several if repeated, the best "
+            "checkpoint being chosen by the first.",
+            rich_help_panel=IMAGES,
+        ),
+    ] = None,
     network: Annotated[
         str | None,
         typer.Option(help="resnet32 (default), resnet110, or units a block.", rich_help_panel=IMAGES),
@@ -173,6 +181,7 @@ def train(
         "deterministic": deterministic,
         "images": images,
         "random_steps": random_steps or None,
+        "validate_mode": validate_mode or None,
     }
     of_sequences: dict[str, Any] = {
         "cell": cell,
@@ -188,7 +197,8 @@ def train(
         trainers: Sequence[TrainingLoop[Any]]
         if method in ("plain", "repeat"):
             decides = {"tau": tau, "temperature": temperature, "clip": clip, "group": group, "per": per}
-            _refuse(decides | {"halting_norm": halting_norm, "free": free}, "where a network decides")
+            others = {"halting_norm": halting_norm, "free": free, "validate_mode": validate_mode or None}
+            _refuse(decides | others, "where a network decides")
         if task is None:
             _refuse(of_sequences, "with --task only")
             trainers = _image_trainers(
@@ -238,6 +248,7 @@ def _image_trainers(
         "precision": given["precision"] or ("bf16" if place.type == "cuda" else "fp32"),
         "deterministic": given["deterministic"],
         "random_steps": given["random_steps"] and tuple(given["random_steps"]),
+        "validate_modes": given["validate_mode"] and tuple(given["validate_mode"]),
         "network": ResNetConfig(units=units, adaptive=common["method"] != "plain", **parts),
     }
     base = preset(preset_name, **{k: v for k, v in settings.items() if v is not None})
@@ -250,8 +261,8 @@ def _image_trainers(
             folder,
             train_set,
             test_set,
-            initial=None if start is None else network_file(start.format(seed=config.seed)),
-            teacher=None if teacher is None else network_file(teacher.format(seed=config.seed)),
+            initial=_network_of(start, config.seed),
+            teacher=_network_of(teacher, config.seed),
             **options,
         )
         for config, folder in zip(configs, _folders(out, configs), strict=True)
@@ -259,6 +270,11 @@ def _image_trainers(
     if place.type == "cuda":  # those of one kind are trained by the same kernels
         join([trainer.learner for trainer in trainers])
     return trainers
+
+
+def _network_of(name: str | None, seed: int) -> Path | None:
+    """The checkpoint that is named, perhaps one for each seed."""
+    return None if name is None else network_file(name.replace("{seed}", str(seed)))
 
 
 def _refuse(options: dict[str, Any], where: str) -> None:

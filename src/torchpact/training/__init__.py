@@ -18,7 +18,8 @@ from torchpact.training.config import PRESETS, TrainConfig, preset
 from torchpact.training.evaluate import Evaluation, evaluate, evaluate_modes
 from torchpact.training.learner import Learner
 from torchpact.training.learns import Metrics
-from torchpact.training.loop import TrainingError, TrainingLoop, train_together
+from torchpact.training.loop import TrainingLoop, train_together
+from torchpact.training.run_files import TrainingError
 from torchpact.training.sequence_config import SequenceTrainConfig
 from torchpact.training.sequence_evaluate import TaskEvaluation, evaluate_on_task
 from torchpact.training.sequence_learner import SequenceLearner

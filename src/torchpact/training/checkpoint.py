@@ -72,6 +72,8 @@ def load_checkpoint(path: Path) -> Checkpoint:
         if _digest(tensors, text) != metadata.get("sha256"):
             raise CheckpointError(f"{path}: altered since it was written (its digest does not match)")
         info = json.loads(text)
+        if not isinstance(info, dict):
+            raise CheckpointError(f"{path}: expected values by name in its header, got {text!r:.40}")
     except CheckpointError:
         raise
     except (SafetensorError, OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:

@@ -1,10 +1,9 @@
 """Several processes training one network, as ``torchrun -m torchpact train`` starts them.
 
 Every process holds the network and the data set, and works on its share of each batch. Statistics of
-batch norm, gradients and what is reported are those of the whole batch, so that the number of processes
-changes no result beyond rounding, apart from noise: the augmentation is that of a single process, but
-each process draws its own noise inside the network, so that relaxed and discrete runs of different
-numbers of processes are alike in distribution only. Without a process group all of this does nothing.
+batch norm, gradients and what is reported are those of the whole batch, and so is all that is drawn: every
+process draws the crops and the noise of the whole batch, and takes its share. So the number of processes
+changes no result beyond rounding. Without a process group all of this does nothing.
 """
 
 import importlib
@@ -18,6 +17,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from torchpact._checks import at_least_single
+from torchpact.modes import Discrete, Mode, Relaxed
+from torchpact.relaxation import logistic_noise
 
 T = TypeVar("T")
 
@@ -175,6 +176,29 @@ class GlobalBatchNorm2d(nn.BatchNorm2d):
 
 def _channels(x: Tensor) -> Tensor:
     return x[:, None, None]
+
+
+def _shared_noise(logits: Tensor, generator: torch.Generator | None) -> Tensor:
+    """Return this process's share of the noise of the whole batch, as a single process would draw it."""
+    whole = torch.cat([logits.detach()] * world())  # of one channel, so it costs next to nothing
+    return logistic_noise(whole, generator)[share(len(whole))]
+
+
+class _SharedRelaxed(Relaxed):
+    def noise(self, logits: Tensor) -> Tensor:
+        return _shared_noise(logits, self.generator)
+
+
+class _SharedDiscrete(Discrete):
+    def noise(self, logits: Tensor) -> Tensor:
+        return _shared_noise(logits, self.generator)
+
+
+def with_global_noise(mode: Mode | None) -> Mode | None:
+    """A mode that draws, where it does, for the whole batch."""
+    if isinstance(mode, Relaxed):
+        return _SharedRelaxed(mode.temperature, mode.clip, mode.generator)
+    return _SharedDiscrete(mode.generator) if isinstance(mode, Discrete) else mode
 
 
 def with_global_norms(model: nn.Module) -> None:

@@ -3,16 +3,18 @@
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch.nn import functional as F
 
+from torchpact._checks import check_count
 from torchpact.block import use_mode
 from torchpact.data import Images
 from torchpact.flops import flops_from_ponders
 from torchpact.models.resnet import ResNet
 from torchpact.modes import Mode
+from torchpact.training.config import Precision
 from torchpact.training.inputs import as_input, casting
 
 
@@ -32,6 +34,8 @@ class Evaluation:
     images: int
     undecided: list[float] | None = None
     """Share of decisions taken at a probability between 0.1 and 0.9, block by block; where they are drawn."""
+    block_flops_std: list[float] | None = None
+    """Standard deviation over images; results of older versions do not have it."""
 
     def objective(self, tau: float) -> float:
         """Return nll + τ Σ cost."""
@@ -54,7 +58,13 @@ def evaluate(
 ) -> Evaluation:
     """Evaluate on all of ``data``, in the given mode or the model's own."""
     device = data.images.device
-    batch = batch or (2500 if device.type == "cuda" else 250)
+    if precision not in get_args(Precision):
+        raise ValueError(
+            f"expected precision to be one of {', '.join(get_args(Precision))}; got {precision!r}"
+        )
+    if batch is None:
+        batch = 2500 if device.type == "cuda" else 250
+    check_count("batch", batch)
     training = model.training
     model.eval()
     torch.manual_seed(seed)
@@ -85,14 +95,15 @@ def evaluate(
                         decisions[k, 1] += taken.sum()
     finally:
         model.train(training)
-    total = torch.cat(totals).double()
+    total, by_block = torch.cat(totals).double(), torch.cat(block_flops).double()
     n = len(data)
     return Evaluation(
         accuracy=sums[1].item() / n,
         nll=sums[0].item() / n,
         flops=total.mean().item(),
         flops_std=total.std(correction=0).item(),
-        block_flops=torch.cat(block_flops).double().mean(0).tolist(),
+        block_flops=by_block.mean(0).tolist(),
+        block_flops_std=by_block.std(0, correction=0).tolist(),
         steps=(steps / n).tolist(),
         cost=(cost / n).tolist(),
         images=n,

@@ -66,7 +66,8 @@ class Learner(ImageIterations):
         self.iteration = 0
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(derived_seed(config.seed, "weights"))
-            model = build(config.network, config.training_mode())
+            mode = config.training_mode()
+            model = build(config.network, distributed.with_global_noise(mode) if self.shared else mode)
         if config.method == "random":
             decide_by_lot(model, config.random_steps)
         if self.shared:
@@ -132,11 +133,8 @@ class Learner(ImageIterations):
     def _batch(self) -> tuple[Tensor, Tensor]:
         """The share of this process in the batch whose turn it is, cropped and flipped."""
         images, labels = super()._batch()
-        if self.shared:
-            # cropping is cheap: that of the whole batch is the same for any number of processes
-            images, labels = images[self._share], labels[self._share]
-            torch.manual_seed(derived_seed(self.config.seed, "network", self.iteration, distributed.rank()))
-        return images, labels
+        # cropping is cheap: that of the whole batch is the same for any number of processes
+        return (images[self._share], labels[self._share]) if self.shared else (images, labels)
 
     def _set_order(self, epoch: int) -> None:
         self._permutation.copy_(self.order.whole_epoch(epoch))

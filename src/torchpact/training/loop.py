@@ -3,21 +3,19 @@
 import json
 import math
 import os
-import platform
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-import torch
-
-import torchpact
 from torchpact._files import write_whole
 from torchpact.training import distributed
 from torchpact.training.checkpoint import Checkpoint, load_latest, save_checkpoint
+from torchpact.training.history import History
 from torchpact.training.learns import Learns, Metrics
-from torchpact.training.run_files import Event, RunFiles, scalars, summary_writer
+from torchpact.training.resuming import recorded, same_origin
+from torchpact.training.run_files import Event, RunFiles, TrainingError, scalars, summary_writer, versions
 from torchpact.training.stopping import Stop, Stopped, on_signals
 
 L = TypeVar("L", bound=Learns)
@@ -29,16 +27,13 @@ def accuracy(measured: dict[str, Any]) -> float:
     return value
 
 
-class TrainingError(RuntimeError):
-    """Training that cannot go on; the message is one line and says what is left."""
-
-
 class TrainingLoop(Generic[L]):
     """Trains one network; several can take turns on one device, see :func:`train_together`.
 
     ``validate`` returns what to put down of a validation, with the results in each mode as "modes", and
     ``score`` how good those are. ``start`` is called where a run begins rather than goes on, and ``about``
-    goes into run.json. With ``tensorboard`` the history is also written for TensorBoard.
+    goes into run.json, and has to be the same where it goes on. With ``tensorboard`` the history is also
+    written for TensorBoard.
 
     In a process group every process has one, and the first validates and writes the files for all.
     """
@@ -59,6 +54,7 @@ class TrainingLoop(Generic[L]):
         self.learner = learner
         self.config = learner.config
         self.files = RunFiles(Path(folder))
+        self.history = History(self.files.history)
         self.validate, self.score = validate, score
         self.about = about or {}
         self.report = report
@@ -107,11 +103,15 @@ class TrainingLoop(Generic[L]):
 
     def _finish_burst(self, metrics: Metrics | None) -> tuple[float, dict[str, Any]]:
         config, now = self.config, self.learner.iteration
+        validate = now % config.validate_every == 0 or self.done
+        save = now % config.checkpoint_every == 0 or self.done
         if metrics is not None:
             self._log(metrics)
-        if now % config.validate_every == 0 or self.done:
+        if validate or save:
+            self._check_finite()
+        if validate:
             self._validate()
-        if now % config.checkpoint_every == 0 or self.done:
+        if save:
             self._save()
         if self.done:
             self._write_run("finished")
@@ -124,19 +124,25 @@ class TrainingLoop(Generic[L]):
         self._seconds += elapsed
         self._clock = time.monotonic()
         if not math.isfinite(metrics.loss):
-            left = (
-                f"the last good checkpoint is {self.files.last}"
-                if self.files.last.exists()
-                else "no checkpoint yet"
-            )
-            raise TrainingError(f"loss is {metrics.loss} at iteration {self.learner.iteration}; {left}")
+            raise self._failed(f"loss is {metrics.loss}")
         what, count = self.learner.pace
         rate = metrics.iterations * count / max(elapsed, 1e-9)
         self._emit("train", **{f"{what}_per_second": rate}, **asdict(metrics))
 
+    def _failed(self, why: str) -> TrainingError:
+        last = self.files.last
+        left = f"the last good checkpoint is {last}" if last.exists() else "no checkpoint yet"
+        return TrainingError(f"{why} at iteration {self.learner.iteration}; {left}")
+
+    def _check_finite(self) -> None:
+        """See that the network is worth validating and saving."""
+        self.learner.wait()
+        for name, value in self.learner.state().items():
+            if value.is_floating_point() and not value.isfinite().all():
+                raise self._failed(f"{name} is not finite")
+
     def _validate(self) -> None:
         started = time.monotonic()
-        self.learner.wait()
         found = self.validate()
         self._emit("validate", **found)
         self.results = found["modes"]
@@ -148,12 +154,7 @@ class TrainingLoop(Generic[L]):
             save_checkpoint(self.files.best, self.learner.state(), self._info())
 
     def _save(self) -> None:
-        self.learner.wait()
-        state = self.learner.state()
-        for name, value in state.items():
-            if value.is_floating_point() and not value.isfinite().all():
-                raise TrainingError(f"{name} is not finite at iteration {self.learner.iteration}; not saved")
-        save_checkpoint(self.files.last, state, self._info(), keep=self.files.previous)
+        save_checkpoint(self.files.last, self.learner.state(), self._info(), keep=self.files.previous)
         self._saved = self.learner.iteration
 
     def keep(self) -> None:
@@ -161,6 +162,7 @@ class TrainingLoop(Generic[L]):
         if not self.done and self.learner.iteration != self._saved:
             self._seconds += time.monotonic() - self._clock
             self._clock = time.monotonic()
+            self._check_finite()
             self._save()
 
     def _info(self) -> dict[str, Any]:
@@ -170,6 +172,7 @@ class TrainingLoop(Generic[L]):
             "best": self.best if math.isfinite(self.best) else None,
             "results": self.results,
             "seconds": self._seconds,
+            "data": self.about.get("data"),
         }
 
     def _open(self, resume: bool, tensorboard: bool) -> Checkpoint | None:
@@ -178,23 +181,15 @@ class TrainingLoop(Generic[L]):
             summary_writer()  # before anything is written
         files = self.files
         files.folder.mkdir(parents=True, exist_ok=True)
-        if not (resume and (files.last.exists() or files.previous.exists())):
-            if files.run.exists() and not resume:
-                raise TrainingError(
-                    f"{files.folder}: holds a run already; resume it or choose another folder"
-                )
-            return None
-        checkpoint, problems = load_latest(files.folder)
-        if not self._is_of_this_run(checkpoint):
-            raise TrainingError(f"{files.folder}: its checkpoint is of another configuration")
-        self.notes += [f"{problem}; went back to the checkpoint before" for problem in problems]
+        if files.run.exists() and not resume:
+            raise TrainingError(f"{files.folder}: holds a run already; resume it or choose another folder")
+        checkpoint = None
+        if resume and (files.last.exists() or files.previous.exists()):
+            checkpoint, problems = load_latest(files.folder)
+            self.notes += [f"{problem}; went back to the checkpoint before" for problem in problems]
+        if resume:
+            self.about = same_origin(files, self.config, self.about, checkpoint)
         return checkpoint
-
-    def _is_of_this_run(self, checkpoint: Checkpoint) -> bool:
-        try:
-            return type(self.config).from_dict(checkpoint.info["config"]) == self.config
-        except (TypeError, ValueError):  # of another kind of run
-            return False
 
     def _load(self, checkpoint: Checkpoint) -> None:
         info = checkpoint.info
@@ -205,34 +200,24 @@ class TrainingLoop(Generic[L]):
 
     def _begin(self, checkpoint: Checkpoint | None, tensorboard: bool) -> None:
         """Bring the files to where the learner is."""
+        finished = recorded(self.files).get("status") == "finished"
         if checkpoint is None:
-            self.files.history.write_text("")
+            self.history.clear()
             self._write_run("started")
-        else:
-            self._cut_history(checkpoint.info["iteration"])
-            if self.done:
-                self._write_run("finished")
+        elif not (finished and self.done):
+            self.history.cut(checkpoint.info["iteration"])
+            if finished or self.done:  # its end is to be written, or was lost with a checkpoint
+                self._write_run("finished" if self.done else "started")
         if tensorboard and not self.done:
             after = self.learner.iteration + 1
             self._board = summary_writer()(str(self.files.tensorboard), purge_step=after)
 
-    def _cut_history(self, iteration: int) -> None:
-        """Forget what was logged after the checkpoint: it will be logged again."""
-        kept = []
-        if self.files.history.exists():
-            for line in self.files.history.read_text().splitlines():
-                try:
-                    event = json.loads(line)
-                except ValueError:
-                    continue  # a line cut short
-                if event["iteration"] <= iteration:
-                    kept.append(line)
-        write_whole(self.files.history, "".join(f"{line}\n" for line in kept).encode())
-
     def _emit(self, kind: str, **measured: Any) -> None:
         event = {"kind": kind, "iteration": self.learner.iteration, "seconds": self._seconds, **measured}
-        with self.files.history.open("a") as file:
-            file.write(json.dumps(event) + "\n")
+        try:
+            self.history.append(event)
+        except ValueError:
+            raise self._failed(f"what was found ({kind}) is not finite") from None
         if self._board is not None:
             for name, value in scalars(event).items():
                 self._board.add_scalar(name, value, event["iteration"])
@@ -240,7 +225,6 @@ class TrainingLoop(Generic[L]):
         self.report(event)
 
     def _write_run(self, status: str) -> None:
-        device = self.learner.device
         record = {
             "status": status,
             "config": self.config.to_dict(),
@@ -250,14 +234,7 @@ class TrainingLoop(Generic[L]):
             "joint": self.learner.together,
             "training_seconds": self._seconds,
             "results": self.results,
-            "versions": {
-                "torchpact": torchpact.__version__,
-                "torch": torch.__version__,
-                "python": platform.python_version(),
-                "device": torch.cuda.get_device_name(device)
-                if device.type == "cuda"
-                else platform.processor() or platform.machine(),
-            },
+            "versions": versions(self.learner.device),
         }
         write_whole(self.files.run, (json.dumps(record, indent=2) + "\n").encode())
 

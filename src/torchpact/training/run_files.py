@@ -1,11 +1,20 @@
-"""The files a run leaves, and what of it TensorBoard shows."""
+"""The files a run leaves, what of it TensorBoard shows, and the error of one that cannot go on."""
 
+import platform
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
+import torchpact
+
 Event = dict[str, Any]
 """A line of the history: kind "train" or "validate", the iteration, and what was measured."""
+
+
+class TrainingError(RuntimeError):
+    """Training that cannot go on; the message is one line and says what is left."""
 
 
 @dataclass
@@ -43,6 +52,17 @@ class RunFiles:
     def tensorboard(self) -> Path:
         """What TensorBoard shows, where that was asked for."""
         return self.folder / "tensorboard"
+
+
+def versions(device: torch.device) -> dict[str, str]:
+    """What a run is made with."""
+    processor = platform.processor() or platform.machine()
+    return {
+        "torchpact": torchpact.__version__,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else processor,
+    }
 
 
 def scalars(event: Event) -> dict[str, float]:

@@ -1,6 +1,5 @@
 """Training a network on images: a learner, the loop around it, and validation on the test set."""
 
-import json
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -13,8 +12,9 @@ from torchpact.training.checkpoint import load_model
 from torchpact.training.config import TrainConfig
 from torchpact.training.evaluate import evaluate_modes
 from torchpact.training.learner import Learner
-from torchpact.training.loop import TrainingError, TrainingLoop
-from torchpact.training.run_files import Event, RunFiles
+from torchpact.training.loop import TrainingLoop
+from torchpact.training.resuming import describe
+from torchpact.training.run_files import Event
 from torchpact.training.state import derived_seed
 from torchpact.training.variance import gradient_variance
 
@@ -41,8 +41,6 @@ class Trainer(TrainingLoop[Learner]):
         **learner_options: Any,
     ) -> None:
         taught_by = (teacher or initial) if config.distill else teacher
-        if resume:
-            _check_teacher(Path(folder), _named(taught_by))
         known = None if taught_by is None else distributed.on_first(lambda: load_model(taught_by))[0]
         learner = Learner(config, train, train.images.device, teacher=known, **learner_options)
 
@@ -67,21 +65,15 @@ class Trainer(TrainingLoop[Learner]):
             folder,
             validate,
             start=start,
-            about={"warm_start": _named(initial), "teacher": _named(taught_by)},
+            about={
+                "warm_start": _named(initial),
+                "teacher": _named(taught_by),
+                "data": describe(train),
+            },
             resume=resume,
             report=report,
             tensorboard=tensorboard,
         )
-
-
-def _check_teacher(folder: Path, name: str | None) -> None:
-    """Refuse to go on with another teacher than a run began with."""
-    try:
-        before = json.loads(RunFiles(folder).run.read_text()).get("teacher")
-    except (OSError, ValueError):
-        return  # nothing is known of it
-    if before is not None and before != name:
-        raise TrainingError(f"{folder}: expected the teacher that it began with, {before}; got {name}")
 
 
 def _named(checkpoint: Path | None) -> str | None:

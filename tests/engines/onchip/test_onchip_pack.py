@@ -1,5 +1,7 @@
 """What the host prepares for the kernel: fragments, norms, and machine code."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch.nn import functional as F
@@ -91,7 +93,13 @@ def test_what_else_may_be_tried_compiles(tmp_path, monkeypatch):
     except Unsupported as reason:
         pytest.skip(str(reason))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    shape = {"channels": (16, 32, 64), "height": 32, "width": 32, "classes": 10, "half": False}
+    shape: dict[str, Any] = {
+        "channels": (16, 32, 64),
+        "height": 32,
+        "width": 32,
+        "classes": 10,
+        "half": False,
+    }
     single, many = (candidates(**shape, adaptive=True, batch=batch, device=H200) for batch in (1, 1024))
     others = [each[0] for each in single] + [plan for each in many for plan in each[1:]]
     assert len({*others} - {*plans(**shape)}) == 4
