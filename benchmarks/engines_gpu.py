@@ -7,9 +7,8 @@ CUDA graphs; deployed networks have graphs of their own, and are called as users
 are the plain units with batch norms folded, by cuDNN with its fastest algorithms and, unless --quick, by
 torch.compile with max-autotune. Masks are blobs that halt after the first unit of a block, as in
 engines_cpu.py. ``of_theory`` is the measured speed-up over the best of them divided by that of FLOPs;
-``dense_first_us`` is the time of a block whose first unit, which runs everywhere, is left to cuDNN;
-``one_kernel_us`` and ``two_kernels_us`` are those of blocks that decide and make lists in one kernel or in
-two. Networks run by the engine that ``deploy`` takes, and ``blocks_us`` is the time of one block by block.
+``dense_first_us`` is the time of a block whose first unit, which runs everywhere, is left to cuDNN.
+Networks run by the engine that ``deploy`` takes, and ``blocks_us`` is the time of one block by block.
 """
 
 import argparse
@@ -56,7 +55,6 @@ def block_row(
     block, u = block.cuda().bfloat16(), u.cuda().bfloat16()
     folded = FoldedBlock(block)
     sparse, dense_first = SparseGPUBlock(folded), SparseGPUBlock(folded, own_first=False)
-    one, two = SparseGPUBlock(folded, small=size**2), SparseGPUBlock(folded, small=0)
     if not known:
         known |= dense_times(nn.Sequential(*folded.units), u, ARGUMENTS.quick)
     with torch.no_grad():
@@ -66,8 +64,6 @@ def block_row(
     name = f"block {channels}×{size}×{size}"
     row = _row(name, batch, active, known, microseconds(lambda: sparse(u)), plain / flops)
     row["dense_first_us"] = round(microseconds(lambda: dense_first(u)), 1)
-    row["one_kernel_us"] = round(microseconds(lambda: one(u)), 1) if one.small else ""
-    row["two_kernels_us"] = round(microseconds(lambda: two(u)), 1)
     return row
 
 
@@ -104,8 +100,6 @@ def _row(
         "of_theory": round(dense[best] / sparse / theory, 2),
         "images_per_second": round(batch / sparse * 1e6),
         "dense_first_us": "",
-        "one_kernel_us": "",
-        "two_kernels_us": "",
         "engine": "gpu",
         "blocks_us": "",
     }

@@ -3,9 +3,10 @@
     python benchmarks/engines_gpu_tiles.py [--out benchmarks/engines_gpu_tiles.csv] [--shapes 0 1 2]
 
 Both convolutions of a unit, bf16, at blobs of the given share of pixels: the first at active pixels and their
-neighbours, the second at active ones. Every setting runs ten times in a CUDA graph; medians of replays, in
-microseconds. ``cudnn`` is a dense convolution of the same maps by cuDNN, without what comes before and after;
-``share`` of its time would be spent if only FLOPs counted.
+neighbours, the second at active ones, where it also leaves what the next iteration looks at. Every setting
+runs ten times in a CUDA graph; medians of replays, in microseconds. ``cudnn`` is a dense convolution of the
+same maps by cuDNN, without what comes before and after; ``share`` of its time would be spent if only FLOPs
+counted.
 """
 
 import argparse
@@ -21,14 +22,13 @@ import gpu_timing
 import torch
 from engines_gpu import BLOCKS
 from table import write_csv
-from torch import Tensor
 from torch.nn import functional as F
 
-from torchpact.bench.blobs import smooth_noise
-from torchpact.engines.gpu import SMALL
+from torchpact.bench.blobs import block_with_blobs, smooth_noise
+from torchpact.engines import FoldedBlock
+from torchpact.engines.gpu import SparseGPUBlock
 from torchpact.engines.gpu_kernels import convolve
-from torchpact.engines.gpu_lists import advance, decide, prepare
-from torchpact.engines.gpu_tiles import Tiles
+from torchpact.engines.gpu_tiles import REGION, Tiles, region_for
 
 microseconds = partial(gpu_timing.microseconds, times=10, quick=True)
 
@@ -43,7 +43,10 @@ def candidates(channels: int) -> Iterator[Tiles]:
         memory = 2 * stages * k * (p + n)
         if not 8 <= p * n / (32 * warps) <= 128 or memory > 200_000 or (warps == 8 and p < 128):
             continue
-        yield Tiles(p, n, k, warps, stages, 8 if channels < 256 else 3)
+        programs = 8 if channels < 256 else 3
+        yield Tiles(p, n, k, warps, stages, programs)
+        if p * n <= 64 * 32 * warps:  # sums take a quarter of them
+            yield Tiles(p, n, k, warps, stages, programs, 168 if warps == 4 else 128)
 
 
 class Work:
@@ -61,7 +64,9 @@ class Work:
         self.lists = [mask.flatten().nonzero().flatten().int().cuda() for mask in (near, goes_on)]
         self.counts = [torch.tensor([len(x)], dtype=torch.int32).cuda() for x in self.lists]
         self.share = [len(x) / goes_on.numel() for x in self.lists]
-        self.maps = [torch.randn(batch, size, size, channels).cuda().bfloat16() for _ in range(2)]
+        self.maps = [torch.randn(batch, size, size, channels).cuda().bfloat16() for _ in range(3)]
+        self.columns = torch.randn(channels, 16).cuda().bfloat16()
+        self.products = torch.empty(-(-channels // 16), 9, batch, size, size).cuda()
         self.weight = (torch.randn(9 * channels, channels) / 24).cuda().bfloat16()
         self.bias = torch.zeros(channels).cuda()
         self.sums = torch.zeros(batch, channels).cuda()
@@ -74,7 +79,8 @@ class Work:
         parts = channels // tiles.outputs
         programs = min(tiles.programs * self.processors, -(-self.goes_on.numel() // tiles.pixels) * parts)
         convolve[(programs,)](
-            self.maps[0], self.weight, self.bias, self.maps[1], self.maps[1], self.sums, places, count,
+            self.maps[0], self.weight, self.bias, self.maps[1], self.maps[1], self.bias, self.bias,
+            self.maps[2], self.columns, self.products, self.sums, places, count,
             self.goes_on.numel(), size, size,
             **constants(channels, size, tiles, first),
         )  # fmt: skip
@@ -83,8 +89,9 @@ class Work:
 def constants(channels: int, size: int, tiles: Tiles, first: bool) -> dict[str, Any]:
     return {
         "C": channels, "D": channels, "TAPS": 9, "P": tiles.pixels, "N": tiles.outputs, "K": tiles.inputs,
-        "ALL": False, "LAST": not first, "SUMS": size**2 > SMALL,
-        "PRECISION": "tf32", "num_warps": tiles.warps, "num_stages": tiles.stages,
+        "ALL": False, "LAST": not first, "ASKED": not first,
+        "SUMS": not first and not region_for(size, size).whole, "PRECISION": "tf32",
+        "num_warps": tiles.warps, "num_stages": tiles.stages, "maxnreg": tiles.registers,
     }  # fmt: skip
 
 
@@ -93,8 +100,8 @@ def compile_ahead(job: tuple[int, int, Tiles, bool]) -> None:
     channels, size, tiles, first = job
     half, single, whole = torch.bfloat16, torch.float32, torch.int32
     convolve.warmup(
-        half, half, single, half, half, single, whole, whole, 1, size, size,
-        grid=(1,), **constants(channels, size, tiles, first),
+        half, half, single, half, half, single, single, half, half, single, single, whole, whole,
+        1, size, size, grid=(1,), **constants(channels, size, tiles, first),
     )  # fmt: skip
 
 
@@ -136,68 +143,17 @@ def rows_of(shape: tuple[int, int, int], active: float) -> list[dict[str, object
     return found
 
 
-def small_kernels(shape: tuple[int, int, int], active: float) -> None:
-    """Print how long decisions and lists take, by pixels in a tile and warps."""
-    channels, size, _ = shape
-    work = Work(*shape, active)
-    u, pixels = work.maps[0], work.goes_on.numel()
-    single = [torch.ones(pixels, device="cuda") for _ in range(4)]
-    steps = torch.ones(pixels, dtype=torch.long, device="cuda")
-    head = torch.randn(9 * channels, device="cuda")
-    new = [torch.empty(pixels, dtype=torch.int32, device="cuda") for _ in range(3)]
-    ends = torch.zeros(10, 4, dtype=torch.int32, device="cuda")
-    turns = itertools.cycle(range(10))
-
-    def from_zero() -> Tensor:
-        """Where to count from, zeroed for ten at once: on its own it would count for a kernel."""
-        turn = next(turns)
-        if turn == 0:
-            ends.zero_()
-        return ends[turn]
-
-    columns = torch.zeros(channels, 16, device="cuda").bfloat16()  # nobody halts, however often asked
-    products = torch.empty(pixels, 16, device="cuda")
-    k = min(channels, 64)
-    spare = torch.empty(pixels, dtype=torch.uint8, device="cuda")
-
-    def ask(tile: int, warps: int, everyone: bool) -> None:
-        decide[(min(8 * work.processors, -(-pixels // tile)), 1)](
-            u, head, work.sums, work.bias, work.bias, single[0], work.lists[1], work.counts[1], pixels,
-            spare, steps, single[0], single[1], single[2], single[3], single[0], 1, 1, 0.0, size, size,
-            C=channels, P=tile, K=k, ALL=everyone, SAMPLES=False, num_warps=warps,
-        )  # fmt: skip
-
-    def lists(tile: int, warps: int, inputs: int) -> None:
-        counts = from_zero()
-        prepare[(min(8 * work.processors, -(-pixels // tile)), 1)](
-            u, work.bias, work.bias, work.maps[1], work.goes_on, new[0], counts[0], pixels, new[0], counts[0],
-            new[1], counts[1], new[2], counts[2], size, size,
-            C=channels, P=tile, K=min(inputs, channels), ALL=True, num_warps=warps,
-        )  # fmt: skip
-
-    def both(tile: int, inputs: int, warps: int, stages: int) -> None:
-        advance[(work.shape[2],)](
-            u, columns, products, work.bias, single[0], spare, steps, single[0], single[1], single[2],
-            single[3], single[0], 1, 1, 0.0, work.bias, work.bias, work.maps[1], new[0], new[1],
-            from_zero().view(torch.int64), pixels, size, size,
-            C=channels, P=tile, K=inputs, ALL=False, SAMPLES=False,
-            LOOKS=False, num_warps=warps, num_stages=stages,
-        )  # fmt: skip
-
-    if size**2 <= SMALL and channels > 16:
-        tile = max(16, 1 << (size**2 - 1).bit_length())
-        spare.copy_(work.goes_on)
-        for inputs, warps, stages in itertools.product((channels, channels // 4), (8, 16), (1, 4)):
-            if 2 * tile * inputs * stages < 200_000:
-                time = microseconds(partial(both, tile, inputs, warps, stages))
-                print("advance", *shape, active, tile, inputs, warps, stages, f"{time:.1f}", sep="\t")
-        return
-    for tile, warps in itertools.product((16, 32, 64), (2, 4, 8)):
-        times = [microseconds(partial(ask, tile, warps, everyone)) for everyone in (True, False)]
-        print("decide", *shape, active, tile, warps, *(f"{time:.1f}" for time in times), sep="\t")
-    for tile, warps, inputs in itertools.product((64, 128, 256), (4, 8), (32, 64)):
-        time = microseconds(partial(lists, tile, warps, inputs))
-        print("prepare", *shape, active, tile, warps, inputs, f"{time:.1f}", sep="\t")
+def decisions(shape: tuple[int, int, int], active: float) -> None:
+    """Print how long blocks take by the regions that are decided on, and pixels surveyed at a time."""
+    size = shape[1]
+    block, u = block_with_blobs(*shape, active)
+    folded, u = FoldedBlock(block.cuda().bfloat16()), u.cuda().bfloat16()
+    for region, frozen in itertools.product(((16, 16), (16, 32), (32, 32)), (32, 64)):
+        if region > REGION and region_for(size, size, region) == region_for(size, size):
+            continue
+        sparse = SparseGPUBlock(folded, region=region, frozen=frozen)
+        time = gpu_timing.microseconds(partial(sparse, u))
+        print("block", *shape, active, *region, frozen, f"{time:.1f}", sep="\t")
 
 
 def main() -> None:
@@ -222,7 +178,7 @@ def main() -> None:
             for row in sorted(ranked, key=lambda row: float(str(row["microseconds"])))[:4]:
                 print(*row.values(), sep="\t", flush=True)
     for shape in shapes if arguments.active else ():  # else only compiled
-        small_kernels(shape, 0.25)
+        decisions(shape, 0.25)
 
 
 if __name__ == "__main__":

@@ -8,24 +8,24 @@ from typing import Any
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, compile
 
-from torchpact.engines.gpu_kernels import activate, convolve
-from torchpact.engines.gpu_lists import advance, decide, prepare
-from torchpact.engines.gpu_tiles import TILES, deciding
+from torchpact.engines.gpu_kernels import convolve, survey_all
+from torchpact.engines.gpu_lists import advance
+from torchpact.engines.gpu_tiles import FROZEN, TILES, read_at_once, region_for
 
-MAPS = {"x", "y", "u", "old", "before"}
+MAPS = {"x", "y", "u", "old", "raised", "weight", "columns"}
 INTEGERS = {"pixels", "height", "width", "iteration", "last"}
-POINTERS = {"goes_on": "*u8", "steps": "*i64", "counts": "*i64"}
+POINTERS = {"was_on": "*u8", "goes_on": "*u8", "steps": "*i64", "counts": "*i64"}
 
 
-def type_of(name: str, kernel: Any) -> str:
+def type_of(name: str) -> str:
     """The type of an argument, by its name."""
     if name in INTEGERS:
         return "i32"
     if name == "bound":
         return "fp32"
-    if name in MAPS or (name == "weight" and kernel is not decide):
+    if name in MAPS:
         return "*bf16"
-    if name.endswith(("far", "near", "active", "places", "count", "list")):
+    if name.endswith(("places", "count", "list")):
         return "*i32"
     return POINTERS.get(name, "*fp32")
 
@@ -33,7 +33,7 @@ def type_of(name: str, kernel: Any) -> str:
 def compiled(kernel: Any, warps: int, stages: int = 3, **constants: Any) -> None:
     """Compile for an H100, with pointers to multiples of 16 bytes."""
     names = list(kernel.arg_names)
-    types = {name: "constexpr" if name in constants else type_of(name, kernel) for name in names}
+    types = {name: "constexpr" if name in constants else type_of(name) for name in names}
     aligned = {(i,): [["tt.divisibility", 16]] for i, name in enumerate(names) if "*" in types[name]}
     fixed = {(names.index(name),): value for name, value in constants.items()}
     made = compile(
@@ -45,20 +45,34 @@ def compiled(kernel: Any, warps: int, stages: int = 3, **constants: Any) -> None
 
 
 def main() -> None:
-    tiles, size = TILES[256][1], {"P": 64, "K": 32}
-    cut = {"P": tiles.pixels, "N": tiles.outputs, "K": tiles.inputs}
     common: dict[str, Any] = {"ALL": False, "PRECISION": "tf32"}
-    compiled(
-        convolve, tiles.warps, tiles.stages, C=256, D=256, TAPS=9, LAST=True, SUMS=False, **cut, **common
-    )
-    compiled(convolve, 4, C=64, D=256, TAPS=1, LAST=True, SUMS=True, **cut, **common)
-    compiled(activate, 4, C=256, **size)
-    compiled(decide, 4, C=64, ALL=False, SAMPLES=True, **size)
-    compiled(prepare, 4, C=64, ALL=False, **size)
-    for looks in (False, True):
-        tiles = deciding(14 * 14, 256, size=2, room=227 * 1024, alone=not looks)
-        cut = {"P": tiles.pixels, "K": tiles.inputs, "LOOKS": looks}
-        compiled(advance, tiles.warps, tiles.stages, C=256, ALL=False, SAMPLES=False, **cut)
+    for channels, whole in ((64, False), (256, True)):
+        tiles = TILES[channels][1]
+        cut = {"P": tiles.pixels, "N": tiles.outputs, "K": tiles.inputs, "SUMS": not whole}
+        shape = {"C": channels, "D": channels, "TAPS": 9}
+        compiled(convolve, tiles.warps, tiles.stages, LAST=True, ASKED=True, **shape, **cut, **common)
+    compiled(convolve, 4, C=64, D=256, TAPS=1, LAST=True, ASKED=False, **cut, **common)
+    compiled(survey_all, 4, C=256, N=128, P=16, K=128, ASKED=True)
+    for channels, size in ((64, 56), (256, 14)):
+        region, part = region_for(size, size), TILES[channels][1].outputs
+        known = {
+            "C": channels,
+            "N": part,
+            "R": FROZEN,
+            "K": channels,
+            "SHARE": 2 if region.whole else 1,
+            "ASKED": True,
+        }
+        area = {
+            "ROWS": region.rows,
+            "COLUMNS": region.columns,
+            "ABOVE": region.above,
+            "BESIDE": region.beside,
+        }
+        at_once = {"POOL": read_at_once(region.pixels if region.whole else 1, channels, True)}
+        absent = ("sums", "noise", "log_q", "probs", "survival", "expected") if region.whole else ()
+        missing: dict[str, Any] = dict.fromkeys(absent)
+        compiled(advance, 8, ALL=False, **known, **area, **at_once, **missing)
 
 
 if __name__ == "__main__":

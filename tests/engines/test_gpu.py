@@ -14,7 +14,7 @@ pytest.importorskip("triton", reason="needs Triton")
 
 from torchpact.engines import gpu, native, sparse
 from torchpact.engines.gpu import SparseGPUBlock
-from torchpact.engines.gpu_tiles import Tiles
+from torchpact.engines.gpu_tiles import Tiles, region_for
 
 CUDA = torch.cuda.is_available()
 
@@ -28,10 +28,11 @@ def _exact(monkeypatch):
 DEVICE = "cuda" if CUDA else "cpu"
 
 
-def run(block, u, mode=None, **options):
+def run(block, u, mode=None, processors=None, **options):
     with torch.no_grad():
         expected = block(u, mode=mode)
     sparse = SparseGPUBlock(FoldedBlock(block, mode), **options)
+    sparse.processors = processors or sparse.processors
     return sparse(u.contiguous(memory_format=torch.channels_last)), expected
 
 
@@ -77,10 +78,10 @@ def test_samples_as_the_dense_engine_does(seed):
     torch.testing.assert_close(ponder.log_prob, reference.log_prob, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("small", [0, 256])
+@pytest.mark.parametrize("region", [(8, 8), (16, 16)])
 @pytest.mark.parametrize("own_first", [True, False])
-def test_the_default_type_of_tensors_changes_nothing(own_first, small):
-    block, u = block_of(16, 5, 6, 3)
+def test_the_default_type_of_tensors_changes_nothing(own_first, region):
+    block, u = block_of(16, 9, 6, 3)
     block, u = block.to(DEVICE), u.to(DEVICE)
     found = []
     before = torch.get_default_dtype()
@@ -88,7 +89,7 @@ def test_the_default_type_of_tensors_changes_nothing(own_first, small):
         for default in (torch.float32, torch.float64):
             torch.set_default_dtype(default)
             mode = tp.Discrete(generator=torch.Generator(DEVICE).manual_seed(0))
-            output, ponder = SparseGPUBlock(FoldedBlock(block, mode), own_first=own_first, small=small)(u)
+            output, ponder = SparseGPUBlock(FoldedBlock(block, mode), own_first=own_first, region=region)(u)
             assert ponder is not None
             found.append([output, *ponder])
     finally:
@@ -110,11 +111,11 @@ def test_a_single_corner_pixel(monkeypatch):
     assert relative(output, expected) < 1e-5
 
 
-def test_more_images_in_a_tile_than_slots():
-    """One pixel an image: a tile of pixels has more images than are summed at a time."""
-    block, u = block_of(16, 1, 1, 40)
-    block = tell_heads(block, -9.0).to(DEVICE)
-    (output, ponder), (expected, reference) = run(block, u.to(DEVICE), small=0)
+def test_many_images_in_a_tile():
+    """Nine pixels an image, which are decided on apart: a tile has 6 images, whose pixels are added up."""
+    block, u = block_of(16, 9, 1, 6)
+    (output, ponder), (expected, reference) = run(block.to(DEVICE), u.to(DEVICE), region=(8, 8))
+    assert not undecided(reference)
     assert relative(output, expected) < 1e-5
     assert torch.equal(ponder.steps, reference.steps)
 
@@ -161,34 +162,61 @@ def test_maps_that_are_not_contiguous():
     assert torch.equal(ponder.steps, reference.steps)
 
 
-@pytest.mark.parametrize("small", [0, 1024])
-@pytest.mark.parametrize("mode", [tp.Thresholded(0.4), tp.Discrete()])
-def test_maps_are_decided_on_by_one_kernel_or_by_two(small, mode, monkeypatch):
-    """Images of 20×17: two tiles for the one kernel; of the last image nothing goes on."""
+@pytest.mark.parametrize(
+    ("region", "regions", "share", "mode"),
+    [
+        ((32, 32), 3, 1, tp.Thresholded(0.4)),
+        ((32, 32), 3, 3, tp.Discrete()),
+        ((32, 8), 15, 1, tp.Discrete()),
+        ((8, 32), 15, 2, tp.Thresholded(0.4)),
+        ((16, 16), 12, 1, tp.Discrete()),
+    ],
+)
+def test_maps_are_decided_on_whole_or_in_regions_by_one_program_or_several(
+    region, regions, share, mode, monkeypatch
+):
+    """Images of 20×17; of the last nothing goes on."""
     block, u = block_of(16, 20, 17, 3)
     block, u = halt_outside(block, u, torch.rand(3, 20, 17) < torch.tensor([0.3, 0.05, 0.0])[:, None, None])
     block, u = block.to(DEVICE), u.to(DEVICE)
     noise = torch.zeros(3, 1, 20, 17, device=DEVICE)
     monkeypatch.setattr(gpu, "logistic_noise", lambda *_: noise)
     monkeypatch.setattr("torchpact.modes.logistic_noise", lambda *_: noise)
-    (output, ponder), (expected, reference) = run(block, u, mode, small=small)
+    assert 3 * region_for(20, 17, region).number(20, 17) == regions
+    (output, ponder), (expected, reference) = run(
+        block, u, mode, processors=regions * share + 1, region=region, frozen=16
+    )
     assert reference.steps[2].eq(1).all()
     assert relative(output, expected) < 1e-5
     assert torch.equal(ponder.steps, reference.steps)
     assert relative(ponder.probs, reference.probs) < 1e-5
 
 
-@pytest.mark.parametrize(("stride", "small"), [(1, 0), (2, 256)])
+@pytest.mark.parametrize(("seed", "region", "processors"), [(0, (8, 8), 1), (1, (16, 16), 4)])
+def test_pixels_that_halt_at_different_times_around_each_other(seed, region, processors):
+    """Five units: what is asked of pixels that halted long ago comes from the heads of now."""
+    block, u = block_of(16, 13, 11, 2, seed=seed, units=5)
+    (output, ponder), (expected, reference) = run(
+        block.to(DEVICE), u.to(DEVICE), processors=processors, region=region, frozen=16
+    )
+    assert reference.steps.unique().numel() == 5
+    assert not undecided(reference)
+    assert relative(output, expected) < 1e-5
+    assert torch.equal(ponder.steps, reference.steps)
+    assert relative(ponder.probs, reference.probs) < 1e-5
+
+
+@pytest.mark.parametrize(("stride", "region"), [(1, (8, 8)), (2, (16, 16))])
 @torch.no_grad()
-def test_bottleneck_units(stride, small):
+def test_bottleneck_units(stride, region):
     torch.manual_seed(0)
     steps = [Bottleneck(32 if stride == 2 else 64, 64, stride), Bottleneck(64, 64), Bottleneck(64, 64)]
     block = tp.AdaptiveBlock(steps, [HaltingHead(64, bias=0.0) for _ in steps[1:]], mode="thresholded").eval()
     for norm in (m for m in block.modules() if isinstance(m, torch.nn.BatchNorm2d)):
         norm.weight.uniform_(0.5, 1.5)
         norm.bias.normal_(0, 0.3)
-    block, u = block.to(DEVICE), torch.randn(2, steps[0].conv1.in_channels, 5 * stride, 6 * stride)
-    (output, ponder), (expected, reference) = run(block, u.to(DEVICE), small=small)
+    block, u = block.to(DEVICE), torch.randn(2, steps[0].conv1.in_channels, 9 * stride, 6 * stride)
+    (output, ponder), (expected, reference) = run(block, u.to(DEVICE), region=region)
     assert 1 < reference.steps.double().mean() < 3
     assert not undecided(reference)
     assert relative(output, expected) < 1e-5
@@ -202,13 +230,12 @@ def test_bottlenecks_are_declined_in_a_line_by_those_who_cannot_run_them():
             engine.build(block)
 
 
-@pytest.mark.parametrize("active", [0.3, 1.0])
-@pytest.mark.parametrize("processors", [1, 10])
+@pytest.mark.parametrize(("processors", "active"), [(1, 0.3), (10, 1.0)])
 def test_programs_take_tiles_of_pixels_and_outputs_in_turns(processors, active):
-    block, u = block_of(32, 5, 4, 4)
-    block, u = halt_outside(block, u, torch.rand(4, 5, 4) < active)
+    block, u = block_of(32, 9, 4, 2)
+    block, u = halt_outside(block, u, torch.rand(2, 9, 4) < active)
     tiles = Tiles(16, 16, 16, 4, 2, 2)
-    sparse = SparseGPUBlock(FoldedBlock(block.to(DEVICE)), tiles=(tiles, tiles))
+    sparse = SparseGPUBlock(FoldedBlock(block.to(DEVICE)), tiles=(tiles, tiles), region=(8, 8))
     sparse.processors = processors
     with torch.no_grad():
         expected, reference = block(u.to(DEVICE))
@@ -218,17 +245,10 @@ def test_programs_take_tiles_of_pixels_and_outputs_in_turns(processors, active):
     assert torch.equal(ponder.steps, reference.steps)
 
 
-@pytest.mark.parametrize("processors", [1, 3])
-def test_images_of_which_none_goes_on(processors):
-    """Looked for only if there are more images than multiprocessors."""
+def test_images_of_which_none_goes_on():
     block, u = block_of(16, 4, 5, 3)
     block, u = halt_outside(block, u, torch.rand(3, 4, 5) < torch.tensor([0.4, 0.0, 0.2])[:, None, None])
-    sparse = SparseGPUBlock(FoldedBlock(block.to(DEVICE)))
-    sparse.processors = processors
-    with torch.no_grad():
-        expected, reference = block(u.to(DEVICE))
-    output, ponder = sparse(u.to(DEVICE))
-    assert ponder is not None
+    (output, ponder), (expected, reference) = run(block.to(DEVICE), u.to(DEVICE))
     assert reference.steps[1].eq(1).all()
     assert relative(output, expected) < 1e-5
     assert torch.equal(ponder.steps, reference.steps)
@@ -237,9 +257,7 @@ def test_images_of_which_none_goes_on(processors):
 def test_kernels_compile_for_a_device_that_is_not_here(tmp_path):
     """What the interpreter runs the compiler may refuse."""
     found = compiled_elsewhere("tests.engines.compile_kernels", tmp_path)
-    assert [name for name, *_ in found] == ["convolve"] * 2 + ["activate", "decide", "prepare"] + [
-        "advance"
-    ] * 2
+    assert [name for name, *_ in found] == ["convolve"] * 3 + ["survey_all"] + ["advance"] * 2
     assert all(int(shared) <= 227 * 1024 for _, shared, _ in found)
 
 
@@ -248,7 +266,7 @@ def test_kernels_compile_for_a_device_that_is_not_here(tmp_path):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(
     ("channels", "size", "batch"),
-    [(16, 32, 1000), (32, 9, 3), (64, 19, 5), (128, 14, 4), (256, 14, 40), (512, 7, 2)],
+    [(16, 32, 1000), (32, 9, 3), (64, 19, 5), (128, 14, 4), (256, 14, 40), (256, 20, 3), (512, 7, 2)],
 )
 def test_partial_masks_of_many_shapes(channels, size, batch, dtype):
     block, u = block_of(channels, size, size, batch)

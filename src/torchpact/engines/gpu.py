@@ -1,9 +1,10 @@
 """The sparse engine for GPUs: Triton kernels over lists of active pixels, without a word from the host.
 
-An iteration is four kernels: heads decide at active pixels; the lists are filtered, and the input of the next
-unit is put through its batch norm where it will be looked at; the first convolution runs at pixels near
-active ones, the second at those themselves. On small maps the first two are one. Half precision and single;
-see gpu_kernels and gpu_lists.
+An iteration is three kernels: heads decide at active pixels, and lists are made; the first convolution runs
+at pixels near active ones, the second at those themselves. While it has what is new in registers, the second
+puts it through the next batch norm and multiplies it with the taps of the next head; for pixels that do not
+change any more the first kernel does so, where they are looked at, by several programs where images are few.
+Half precision and single; see gpu_kernels and gpu_lists.
 """
 
 import importlib.util
@@ -16,14 +17,21 @@ from torch.nn import functional as F
 
 from torchpact.block import Ponder
 from torchpact.engines.folding import FoldedBlock, FoldedUnit, Runner, Unsupported, as_matrix
-from torchpact.engines.gpu_tiles import Tiles, deciding, fitting, tiles_for
+from torchpact.engines.gpu_tiles import (
+    FROZEN,
+    REGION,
+    Tiles,
+    fitting,
+    read_at_once,
+    region_for,
+    share_for,
+    tiles_for,
+    warps_for,
+)
+from torchpact.engines.ponder import unknown
 from torchpact.models.units import HaltingHead
 from torchpact.modes import Discrete, Thresholded
 from torchpact.relaxation import logistic_noise
-
-SMALL = 256
-"""Pixels of a map up to which one program decides for all of an image. With 64 images of 14×14 and 256
-channels two kernels took 21 µs, 13 to decide and 8 for lists; one took 12, and now waits for less."""
 
 SHARED_MEMORY = 64 * 1024
 """Bytes that a program may have where the device does not tell."""
@@ -50,7 +58,8 @@ class SparseGPUBlock:
     """A block that computes convolutions at active pixels only.
 
     The first unit, which runs everywhere, is computed by the same kernels if ``own_first`` and its stride is
-    1, and else by cuDNN. Maps of up to ``small`` pixels are decided on by one program an image.
+    1, and else by cuDNN. A program decides for rows and columns of an image up to ``region``, and surveys
+    ``frozen`` pixels at a time.
     """
 
     def __init__(
@@ -59,48 +68,49 @@ class SparseGPUBlock:
         *,
         tiles: tuple[Tiles, Tiles] | None = None,
         own_first: bool = True,
-        small: int = SMALL,
+        region: tuple[int, int] = REGION,
+        frozen: int = FROZEN,
     ) -> None:
-        self.mode = block.mode
+        self.mode, self.details = block.mode, block.details
+        if not self.details:
+            unknown(block.weight.device)  # not made while a graph is captured
         self.first = block.units[0]
         self.units = [_Unit(unit) for unit in block.units[1:]]
         self.heads = [_Head(head) for head in block.heads[: len(self.units)]]
         same = self.first.stride == 1 and not self.first.padding
         self.own_first = _Unit(self.first) if own_first and same else None
-        self.slice = min(block.channels & -block.channels, 64)
+        self.region, self.frozen = region, frozen
         self.processors, self.room = 1, SHARED_MEMORY
         if block.weight.device.type == "cuda":
             device = torch.cuda.get_device_properties(block.weight.device)
             self.processors = device.multi_processor_count
             self.room = getattr(device, "shared_memory_per_block_optin", self.room)
+        single = block.weight.dtype == torch.float32
         self.tiles = [
-            fitting((tiles or tiles_for(weight.size(0)))[1 if index else 0], weight, self.room)
+            fitting((tiles or tiles_for(weight.size(0), single))[1 if index else 0], weight, self.room)
             for index, (weight, _) in enumerate(block.units[-1].convolutions)
         ]
         self.widths = [weight.size(1) for weight, _ in block.units[-1].convolutions]
-        # products of pixels with nine taps lie where a map is not in use
-        self.small = small if block.weight.size(0) * block.weight.element_size() >= 64 else 0
-        exact = block.weight.dtype == torch.float32 and not torch.backends.cudnn.allow_tf32
-        self.precision = "ieee" if exact else "tf32"
+        # products of pixels with the taps of a head lie apart for every so many channels
+        self.part = self.tiles[-1].outputs
+        # channels that are surveyed at once: all that registers hold
+        self.inputs = min(block.channels & -block.channels, 64 if single else 256)
+        self.precision = "ieee" if single and not torch.backends.cudnn.allow_tf32 else "tf32"
 
     @torch.no_grad()
     def __call__(self, u: Tensor) -> tuple[Tensor, Ponder | None]:
         """Run the block."""
         run = _Run(self, u)
-        for index, (unit, head) in enumerate(zip(self.units, self.heads, strict=True)):
-            if run.small:
-                run.advance(index, head, unit)
-            else:
-                run.decide(index, head)
-                run.prepare(index, unit)
-            run.residual(unit)
+        for index in range(len(self.units)):
+            run.advance(index)
+            run.residual(index)
         return run.u.permute(0, 3, 1, 2), run.ponder()
 
-    def noise(self, like: Tensor) -> Tensor:
+    def noise(self, like: Tensor | None) -> Tensor | None:
         """Draw what decides, as the dense engine does: for every position, halted or not."""
-        if isinstance(self.mode, Discrete):
+        if isinstance(self.mode, Discrete) and like is not None:
             return logistic_noise(like.unsqueeze(1), self.mode.generator)
-        return like  # not read
+        return None
 
     @property
     def bound(self) -> float:
@@ -126,9 +136,7 @@ class _Head:
 
     def __init__(self, head: HaltingHead) -> None:
         assert head.conv is not None
-        taps, pooled = head.conv.weight.detach()[0].flatten(1), head.linear.weight.detach()
-        self.weight = taps.t().float().flatten()
-        self.columns = F.pad(torch.cat([taps, pooled.t()], 1), (0, 6)).contiguous()
+        self.columns = F.pad(head.conv.weight.detach()[0].flatten(1), (0, 7)).contiguous()
         self.pooled_weight, self.pooled_bias = (
             x.detach().float().flatten().contiguous() for x in (head.linear.weight, head.linear.bias)
         )
@@ -140,7 +148,7 @@ class _Run:
     def __init__(self, block: SparseGPUBlock, u: Tensor) -> None:
         from torchpact.engines import gpu_kernels, gpu_lists
 
-        self.block, self.kernels, self.deciding = block, gpu_kernels, gpu_lists
+        self.block, self.kernels, self.lists = block, gpu_kernels, gpu_lists
         if block.own_first is None:
             # of a size of its own, so that it may be changed in place
             self.u = block.first(u).permute(0, 2, 3, 1).contiguous()
@@ -150,108 +158,111 @@ class _Run:
         self.maps = [self.u.new_empty(*self.u.shape[:3], width) for width in block.widths]
         shape, device = self.u.shape[:3], u.device
         self.pixels = shape.numel()
-        self.small = self.pixels > 0 and shape[1] * shape[2] <= block.small
+        self.region = region_for(shape[1], shape[2], block.region)
+        self.regions = shape[0] * self.region.number(*shape[1:])
+        self.share = share_for(self.regions, block.processors)
         self._make_notes(shape, device)
-        # for each unit how many pixels are active, near and far
-        self.counts = torch.zeros(len(block.units), 4, dtype=torch.int32, device=device)
-        # room for lists; small maps have none of far pixels. All at addresses alike, or else kernels would be
+        # for each unit how many pixels are active and near; at addresses alike, or else kernels would be
         # compiled for unlike ones
-        shape_of_lists = (2 if self.small else 4, -(-self.pixels // 4) * 4)
-        self.room = torch.empty(shape_of_lists, dtype=torch.int32, device=device).unbind()
-        self.lists: tuple[Tensor, ...] = (self.goes_on,) * 3  # not read: at first everyone is active
-        self.lengths: tuple[Tensor, ...] = (self.goes_on,) * 3
-        self.sums = self.expected  # not read for small maps, whose pixels are added up with each decision
-        if not self.small and block.own_first is None:
-            self.sums = self.u.sum((1, 2), dtype=torch.float32)
-        elif not self.small:
+        self.counts = torch.zeros(len(block.units), 4, dtype=torch.int32, device=device)
+        self.near, self.active = (torch.empty_like(self.steps, dtype=torch.int32) for _ in range(2))
+        # what the convolutions of a unit leave for each other is not read while lists are made
+        self.frozen, need = self.maps[1].view(-1).view(torch.int32), self.regions * self.region.pixels
+        if len(self.frozen) < need:
+            self.frozen = torch.empty(need, dtype=torch.int32, device=device)
+        self.sums: Tensor | None = None  # nobody needs them where a program sees all of an image
+        if not self.region.whole:
             self.sums = torch.zeros(self.u.size(0), self.u.size(3), dtype=torch.float32, device=device)
-        if block.own_first is not None:
-            self._first_unit(block.own_first)
+        self._begin()
 
     def _make_notes(self, shape: torch.Size, device: torch.device) -> None:
         """Make what the first decision fills."""
         single = partial(torch.empty, dtype=torch.float32, device=device)
-        self.probs = single((len(self.block.units) + 1, *shape))
         self.steps = torch.empty(shape, dtype=torch.long, device=device)
-        self.cost, self.survival, self.expected = (single(shape) for _ in range(3))
-        self.log_q = single(shape) if isinstance(self.block.mode, Discrete) else self.cost
-        self.goes_on = torch.empty(shape, dtype=torch.uint8, device=device)
+        self.cost = single(shape)
+        self.details: list[Tensor | None] = [None] * 3  # probabilities, of being left, expected steps
+        if self.block.details:
+            self.details = [single((len(self.block.units) + 1, *shape)), single(shape), single(shape)]
+        self.log_q = single(shape) if isinstance(self.block.mode, Discrete) else None
+        # what a decision reads, and what it leaves for the next: who goes on, and products with nine taps,
+        # which need room of their own only if other programs may still read what was there
+        self.goes_on = [torch.empty(shape, dtype=torch.uint8, device=device) for _ in range(2)]
+        parts, own = self.u.size(3) // self.block.part, self.region.whole and self.share == 1
+        products = [single((parts, 9, *shape)) for _ in range(1 if own else 2)]
+        self.products = (products[0], products[-1])
 
-    def _first_unit(self, unit: _Unit) -> None:
-        given, channels = self.u, self.u.size(3)
-        inputs = min(channels & -channels, 256)
-        tile = 4096 // inputs
-        self.kernels.activate[(max(1, -(-self.pixels // tile)),)](
-            given, unit.scale, unit.shift, self.maps[0], self.pixels, C=channels, P=tile, K=inputs
-        )
-        self.u = torch.empty_like(given)
-        self.residual(unit, given)
+    def _begin(self) -> None:
+        """Run the first unit, unless cuDNN has, and make what the first decision looks at."""
+        block = self.block
+        if block.own_first is None:
+            if self.sums is not None:
+                self.sums = self.u.sum((1, 2), dtype=torch.float32)
+            self._survey(block.units[0], block.heads[0])
+            return
+        self._survey(block.own_first, None)
+        given, self.u = self.u, torch.empty_like(self.u)
+        self.residual(-1, given)
 
-    def _noted(self, index: int) -> tuple[object, ...]:
-        """What decisions are added to."""
-        return (
-            self.goes_on, self.steps, self.cost, self.probs, self.survival, self.expected, self.log_q,
-            index + 1, len(self.probs), self.block.bound,
+    def _survey(self, unit: _Unit, head: _Head | None) -> None:
+        """Put all pixels through the batch norm of a unit, and multiply them with the taps of a head."""
+        channels = self.u.size(3)
+        tile = 4096 // min(channels & -channels, 256)
+        self.kernels.survey_all[(max(1, -(-self.pixels // tile)),)](
+            self.u, unit.scale, unit.shift, self.maps[0], head.columns if head else self.u, self.products[0],
+            self.pixels, C=channels, N=self.block.part, P=tile, K=self.block.inputs, ASKED=head is not None,
         )  # fmt: skip
 
-    def advance(self, index: int, head: _Head, unit: _Unit) -> None:
-        """Decide and prepare at once."""
-        block, (images, height, width, channels) = self.block, self.u.shape
-        counts, (near, active) = self.counts[index], self.room
-        self.lists, self.lengths = (near, near, active), (counts[1], counts[1], counts[0])
-        alone = images <= block.processors
-        tiles = deciding(height * width, channels, self.u.element_size(), block.room, alone)
-        self.deciding.advance[(images,)](
-            self.u, head.columns, self.maps[1].view(torch.float32), head.pooled_bias,
-            block.noise(self.survival), *self._noted(index), unit.scale, unit.shift, self.maps[0],
-            near, active, counts[:2].view(torch.int64), self.pixels, height, width,
-            C=channels, P=tiles.pixels, K=tiles.inputs, ALL=index == 0,
-            SAMPLES=isinstance(block.mode, Discrete), LOOKS=not alone,
-            num_warps=tiles.warps, num_stages=tiles.stages,
+    def _next(self, index: int) -> tuple[_Unit, _Head | None, Tensor]:
+        """What comes after a unit: the next, the head that is asked before it, and where its products go."""
+        units, heads = self.block.units, self.block.heads
+        if index + 1 < len(units):
+            return units[index + 1], heads[index + 1], self.products[(index + 1) % 2]
+        return units[index], None, self.products[0]  # not read
+
+    def advance(self, index: int) -> None:
+        """Decide, make lists, and what is looked at of pixels that do not change."""
+        block, region, (_, height, width, channels) = self.block, self.region, self.u.shape
+        head, unit, (_, after, products) = block.heads[index], block.units[index], self._next(index)
+        alone = self.regions <= block.processors
+        self.lists.advance[(self.regions * self.share,)](
+            self.u, self.products[index % 2], self.sums, head.pooled_weight, head.pooled_bias,
+            block.noise(self.log_q), self.goes_on[index % 2], self.goes_on[(index + 1) % 2],
+            self.steps, self.cost, *self.details, self.log_q, index + 1, len(block.units) + 1, block.bound,
+            unit.scale, unit.shift, self.maps[0], after.columns if after else head.columns, products,
+            self.near, self.active, self.frozen, self.counts[index, :2].view(torch.int64),
+            self.pixels, height, width,
+            C=channels, N=block.part, R=block.frozen, K=block.inputs, ROWS=region.rows,
+            COLUMNS=region.columns, ABOVE=region.above, BESIDE=region.beside,
+            POOL=read_at_once(region.pixels if region.whole else 1, channels, alone),
+            SHARE=self.share, ALL=index == 0, ASKED=after is not None,
+            num_warps=warps_for(self.regions, block.processors),
         )  # fmt: skip
 
-    def decide(self, index: int, head: _Head) -> None:
-        """Ask a head at active pixels."""
-        block, (_, height, width, channels) = self.block, self.u.shape
-        tile = 16 if channels > 128 else 2048 // block.slice  # wide pixels are long to read: by more programs
-        self.deciding.decide[self._grid(tile, 8)](
-            self.u, head.weight, self.sums, head.pooled_weight, head.pooled_bias, block.noise(self.survival),
-            self.lists[2], self.lengths[2], self.pixels, *self._noted(index), height, width,
-            C=channels, P=tile, K=block.slice, ALL=index == 0, SAMPLES=isinstance(block.mode, Discrete),
-        )  # fmt: skip
-
-    def prepare(self, index: int, unit: _Unit) -> None:
-        """Filter the lists, and make what the first convolution of a unit looks at."""
-        _, height, width, channels = self.u.shape
-        old, old_length = self.lists[0], self.lengths[0]
-        near, active, *fars = self.room
-        far, counts = fars[index % 2], self.counts[index]  # the one that is not read
-        self.lists, self.lengths = (far, near, active), (counts[2], counts[1], counts[0])
-        tile = 128
-        self.deciding.prepare[self._grid(tile, 8)](
-            self.u, unit.scale, unit.shift, self.maps[0], self.goes_on, old, old_length, self.pixels,
-            far, self.lengths[0], near, self.lengths[1], active, self.lengths[2], height, width,
-            C=channels, P=tile, K=min(self.block.slice, 32), ALL=index == 0,
-        )  # fmt: skip
-
-    def residual(self, unit: _Unit, everywhere: Tensor | None = None) -> None:
+    def residual(self, index: int, everywhere: Tensor | None = None) -> None:
         """Run the convolutions of a unit: the first near active pixels, others at these.
 
         If a map is given they run ``everywhere``, and are added to that.
         """
-        _, height, width, _ = self.u.shape
+        block, (_, height, width, _) = self.block, self.u.shape
+        unit = block.units[index] if everywhere is None else block.own_first
+        assert unit is not None
+        next_unit, head, products = self._next(index)
         last = len(unit.convolutions) - 1
         old, outputs = self.u if everywhere is None else everywhere, [*self.maps[1:], self.u]
-        for index, (weight, bias, taps) in enumerate(unit.convolutions):
-            tiles, which = self.block.tiles[index], 2 if index else 1
+        for number, (weight, bias, taps) in enumerate(unit.convolutions):
+            tiles, places = block.tiles[number], self.active if number else self.near
+            asked = number == last and head is not None
             parts = weight.size(1) // tiles.outputs
             self.kernels.convolve[self._grid(tiles.pixels, tiles.programs, parts)](
-                self.maps[index], weight, unit.scale if bias is None else bias, outputs[index], old,
-                self.sums, self.lists[which], self.lengths[which], self.pixels, height, width,
-                C=self.maps[index].size(3), D=weight.size(1), TAPS=taps,
+                self.maps[number], weight, unit.scale if bias is None else bias, outputs[number], old,
+                next_unit.scale, next_unit.shift, self.maps[0], weight if head is None else head.columns,
+                products, products if self.sums is None else self.sums, places,
+                self.counts[index, 0 if number else 1], self.pixels, height, width,
+                C=self.maps[number].size(3), D=weight.size(1), TAPS=taps,
                 P=tiles.pixels, N=tiles.outputs, K=tiles.inputs,
-                ALL=everywhere is not None, LAST=index == last, SUMS=not self.small,
-                PRECISION=self.block.precision, num_warps=tiles.warps, num_stages=tiles.stages,
+                ALL=everywhere is not None, LAST=number == last, ASKED=asked,
+                SUMS=asked and self.sums is not None, PRECISION=block.precision,
+                num_warps=tiles.warps, num_stages=tiles.stages, maxnreg=tiles.registers,
             )  # fmt: skip
 
     def _grid(self, tile: int, programs: int, parts: int = 1) -> tuple[int]:
@@ -260,12 +271,15 @@ class _Run:
 
     def ponder(self) -> Ponder:
         """Return what was decided."""
-        steps = self.steps.unsqueeze(1)
-        sampled = isinstance(self.block.mode, Discrete)
+        probs, _, expected = self.details
+        if probs is None or expected is None:
+            nan = unknown(self.u.device)
+            expected = nan.expand(self.steps.shape)
+            probs = nan.expand(len(self.block.units) + 1, *self.steps.shape)
         return Ponder(
-            probs=self.probs.unsqueeze(2),
-            steps=steps,
-            expected_steps=self.expected.unsqueeze(1),
+            probs=probs.unsqueeze(2),
+            steps=self.steps.unsqueeze(1),
+            expected_steps=expected.unsqueeze(1),
             cost=self.cost.unsqueeze(1),
-            log_prob=self.log_q.unsqueeze(1) if sampled else None,
+            log_prob=None if self.log_q is None else self.log_q.unsqueeze(1),
         )

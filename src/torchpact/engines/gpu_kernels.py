@@ -41,38 +41,69 @@ def neighbours(pixel, there, height, width):  # type: ignore[no-untyped-def]
 
 
 @triton.jit(do_not_specialize=["pixels"])  # type: ignore[untyped-decorator]
-def activate(  # type: ignore[no-untyped-def]
-    u, scale, shift, before, pixels, C: tl.constexpr, P: tl.constexpr, K: tl.constexpr
-):
-    """Leave relu(scale·u + shift) of all pixels in ``before``."""
+def survey_all(  # type: ignore[no-untyped-def]
+    u, scale, shift, raised, columns, products, pixels,
+    C: tl.constexpr, N: tl.constexpr, P: tl.constexpr, K: tl.constexpr, ASKED: tl.constexpr,
+):  # fmt: skip
+    """Do so for all pixels: see ``survey``."""
     at = tl.program_id(0) * P + tl.arange(0, P)
-    raise_rows(u, scale, shift, before, at, at < pixels, C, K)
+    survey(u, scale, shift, raised, columns, products, at, at < pixels, pixels, C, N, P, K, ASKED)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def raise_rows(  # type: ignore[no-untyped-def]
-    u, scale, shift, before, pixel, there, C: tl.constexpr, K: tl.constexpr
-):
-    """Leave relu(scale·u + shift) of some pixels in ``before``."""
+def survey(  # type: ignore[no-untyped-def]
+    u, scale, shift, raised, columns, products, pixel, there, pixels,
+    C: tl.constexpr, N: tl.constexpr, P: tl.constexpr, K: tl.constexpr, ASKED: tl.constexpr,
+):  # fmt: skip
+    """Leave what is looked at of pixels that do not change: relu(scale·u + shift), products if ``ASKED``.
+
+    ``columns`` is a matrix of (C, 16) with the nine taps of a head's convolution. Convolutions leave the
+    products with every ``N`` channels apart, to be added up; here all is in the first part.
+    """
     row = pixel.to(tl.int64)[:, None] * C
-    for part in range(C // K):
-        k = part * K + tl.arange(0, K)
-        inputs = tl.load(u + row + k[None, :], mask=there[:, None], other=0.0).to(tl.float32)
-        raised = relu(inputs * tl.load(scale + k)[None, :] + tl.load(shift + k)[None, :])
-        tl.store(before + row + k[None, :], raised.to(before.dtype.element_ty), mask=there[:, None])
+    result = tl.zeros((P, 16), tl.float32)
+    for start in range(0, C, K):
+        k = start + tl.arange(0, K)
+        inputs = tl.load(u + row + k[None, :], mask=there[:, None], other=0.0)
+        if ASKED:
+            taps = tl.load(columns + k[:, None] * 16 + tl.arange(0, 16)[None, :])
+            result = tl.dot(inputs, taps, result, input_precision="ieee")
+        _raise(raised, inputs, scale, shift, row, k, there)
+    if ASKED:
+        _leave_products(products, result, 0, pixel, there, pixels)
+        for part in range(1, C // N):
+            _leave_products(products, tl.zeros((P, 16), tl.float32), part, pixel, there, pixels)
+
+
+@triton.jit
+def _raise(raised, u, scale, shift, row, n, there):  # type: ignore[no-untyped-def]
+    """Put some columns of pixels through the batch norm of the unit that comes next, and its ReLU."""
+    result = relu(u.to(tl.float32) * tl.load(scale + n)[None, :] + tl.load(shift + n)[None, :])
+    tl.store(raised + row + n[None, :], result.to(raised.dtype.element_ty), mask=there[:, None])
+
+
+@triton.jit
+def _leave_products(products, result, part, pixel, there, pixels):  # type: ignore[no-untyped-def]
+    """Nine rows of all pixels for every part, so that what neighbours ask for lies side by side."""
+    tap = tl.arange(0, 16)[:, None].to(tl.int64)
+    at = (part * 9 + tap) * pixels + pixel[None, :]
+    tl.store(products + at, tl.trans(result), mask=there[None, :] & (tap < 9))
 
 
 @triton.jit(do_not_specialize=["pixels"])  # type: ignore[untyped-decorator]
 def convolve(  # type: ignore[no-untyped-def]
-    x, weight, bias, y, old, sums, places, count, pixels, height, width,
+    x, weight, bias, y, old, scale, shift, raised, columns, products, sums, places, count, pixels,
+    height, width,
     C: tl.constexpr, D: tl.constexpr, TAPS: tl.constexpr, P: tl.constexpr, N: tl.constexpr, K: tl.constexpr,
-    ALL: tl.constexpr, LAST: tl.constexpr, SUMS: tl.constexpr, PRECISION: tl.constexpr,
+    ALL: tl.constexpr, LAST: tl.constexpr, ASKED: tl.constexpr, SUMS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """A convolution of C channels to D, 3×3 or 1×1, at the listed pixels, and what comes after it.
 
     Its result is relu(· + bias), unless it is the ``LAST`` one of a unit. That leaves ``old`` and its result
-    in ``y`` and, with ``SUMS``, adds what is new to ``sums``, which has a row for every image; with ``ALL``
-    that is everything. Tiles are numbered through all pixels and outputs.
+    in ``y``. If a head is ``ASKED`` next it goes on as ``survey`` does, while all is in registers: reading
+    maps once more, for every tap of a head, took as long as both convolutions with 64 channels. With ``SUMS``
+    it adds what is new to ``sums``, which has a row for every image; with ``ALL`` that is everything. Tiles
+    are numbered through all pixels and outputs.
     """
     total = pixels if ALL else tl.load(count)
     k = tl.arange(0, K)
@@ -82,8 +113,10 @@ def convolve(  # type: ignore[no-untyped-def]
         pixel, there = listed(places, tile // parts, total, P, ALL)
         n = tile % parts * N + tl.arange(0, N)
         inside = neighbours(pixel, there, height, width)
-        inputs_at = x + pixel.to(tl.int64)[:, None] * C + k[None, :]
+        row = pixel.to(tl.int64)[:, None]
+        inputs_at = x + row * C + k[None, :]
         weights_at = weight + k[:, None] * D + n[None, :]
+        target = row * D + n[None, :]
         result = tl.zeros((P, N), tl.float32)
         # one loop over taps and slices, so that loads of the next run ahead of products
         for turn in range(TAPS * slices):
@@ -97,15 +130,22 @@ def convolve(  # type: ignore[no-untyped-def]
             inputs = tl.load(inputs_at + offset, mask=mask, other=0.0)
             weights = tl.load(weights_at + turn * (K * D))
             result = tl.dot(inputs, weights, result, input_precision=PRECISION)
-        target = pixel.to(tl.int64)[:, None] * D + n[None, :]
         if LAST:
-            before = tl.load(old + target, mask=there[:, None], other=0.0).to(tl.float32)
-            after = (before + result).to(y.dtype.element_ty)
+            before = tl.load(old + target, mask=there[:, None], other=0.0)
+            image = tl.where(there, pixel // (height * width), -1)
+            # what is new, before it is rounded: that evens out, and takes fewer registers
+            if SUMS and not ALL:
+                _add_by_image(sums, result, image, n, D)
+            result += before.to(tl.float32)
+            if SUMS and ALL:
+                _add_by_image(sums, result, image, n, D)
+            after = result.to(y.dtype.element_ty)
             tl.store(y + target, after, mask=there[:, None])
-            if SUMS:
-                image = tl.where(there, pixel // (height * width), -1)
-                added = after.to(tl.float32) if ALL else after.to(tl.float32) - before
-                _add_by_image(sums, added, image, n, D)
+            if ASKED:
+                _raise(raised, after, scale, shift, row * D, n, there)
+                taps = tl.load(columns + n[:, None] * 16 + tl.arange(0, 16)[None, :])
+                asked = tl.dot(after, taps, input_precision="ieee")
+                _leave_products(products, asked, tile % parts, pixel, there, pixels)
         else:
             result = relu(result + tl.load(bias + n)[None, :])
             tl.store(y + target, result.to(y.dtype.element_ty), mask=there[:, None])

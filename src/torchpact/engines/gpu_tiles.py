@@ -16,32 +16,43 @@ class Tiles(NamedTuple):
     """Products whose inputs are loaded ahead, and the one at work."""
     programs: int
     """For every multiprocessor: enough to hide latency, few enough to start at once."""
+    registers: int | None = None
+    """Of a thread, at most, so that as many programs fit; None: as many as the compiler likes."""
 
 
 TILES = {
-    16: (Tiles(128, 16, 16, 4, 4, 8), Tiles(128, 16, 16, 4, 4, 8)),
-    32: (Tiles(128, 32, 32, 4, 4, 6), Tiles(128, 32, 32, 4, 4, 6)),
-    64: (Tiles(128, 64, 64, 8, 3, 3), Tiles(128, 64, 64, 4, 3, 2)),
+    16: (Tiles(128, 16, 16, 4, 4, 8), Tiles(128, 16, 16, 4, 4, 6, 80)),
+    32: (Tiles(128, 32, 32, 4, 4, 5), Tiles(128, 32, 32, 4, 4, 4, 128)),
+    64: (Tiles(128, 64, 64, 8, 3, 3), Tiles(128, 64, 64, 4, 3, 3, 168)),
     128: (Tiles(128, 128, 64, 4, 3, 4), Tiles(64, 128, 64, 4, 4, 4)),
-    256: (Tiles(64, 128, 64, 4, 3, 3), Tiles(64, 128, 64, 4, 3, 3)),
+    256: (Tiles(64, 128, 64, 4, 3, 3), Tiles(64, 128, 64, 4, 3, 3, 168)),
 }
 """Of the first convolution of a unit and the second, by the largest power of two that divides the channels,
-or the last: within 8 % of the fastest of 20 to 60 settings at 25 % and 50 % active pixels on an H200, for 64
-to 256 channels (benchmarks/engines_gpu_tiles.py). Fewer channels have not been measured.
+or the last. Those of 64 to 256 channels were within 8 % of the fastest of 20 to 60 settings at 25 % and 50 %
+active pixels on an H200 (benchmarks/engines_gpu_tiles.py), when the second did not yet leave what the next
+iteration looks at, for which it takes more registers. Blocks at 25 %, 50 % and 100 %, in µs, with and without
+a bound on these: 64 channels 397, 505, 637 and 411, 500, 641; 256 channels 289, 315, 331 and 304, 316, 376;
+128 channels were slower with it (302 to 447 and 282 to 432). Fewer channels have not been measured: as many
+programs as have registers at once, without spilling.
 
 With 256 channels on 64 maps of 14×14 there are 1.2 tiles for each multiprocessor at 25 %, and what counts is
 who has two. Neither sums over parts of the inputs, so that all have as much to do, nor half as many outputs
 where there are few tiles paid: the former go through memory (24 to 30 µs instead of 20), the latter gained
 3 µs at 10 % and lost 4 at 50 %."""
 
+SINGLE = Tiles(64, 64, 32, 4, 3, 3)
+"""Of both convolutions in single precision, from 64 channels: the others spill 0.9 to 6 KB a thread there, by
+what the compiler says for compute capability 9.0, this one nothing."""
 
-def tiles_for(channels: int) -> tuple[Tiles, Tiles]:
+
+def tiles_for(channels: int, single: bool = False) -> tuple[Tiles, Tiles]:
     """Return how to cut up convolutions of so many channels.
 
-    >>> tiles_for(48)[0].outputs, tiles_for(192)[0].outputs
-    (16, 64)
+    >>> tiles_for(48)[0].outputs, tiles_for(192)[0].outputs, tiles_for(256, single=True)[0].outputs
+    (16, 64, 64)
     """
-    return TILES[min(channels & -channels, max(TILES))]
+    power = min(channels & -channels, max(TILES))
+    return (SINGLE, SINGLE) if single and power >= SINGLE.outputs else TILES[power]
 
 
 def fitting(tiles: Tiles, weight: Tensor, room: int) -> Tiles:
@@ -59,22 +70,93 @@ def fitting(tiles: Tiles, weight: Tensor, room: int) -> Tiles:
     return tiles._replace(inputs=inputs, stages=max(1, min(tiles.stages, room // product)))
 
 
-def deciding(pixels: int, channels: int, size: int, room: int, alone: bool) -> Tiles:
-    """Return how the kernel that decides for small maps is cut up.
+class Region(NamedTuple):
+    """Where a program decides: rows and columns, with a margin if that is not all of the image."""
 
-    Programs that have a multiprocessor ``alone`` load many inputs at once, of ``size`` bytes each, if these
-    fit in registers and bytes of shared memory; those that wait for each other run side by side. With 256
-    channels of 14×14 pixels 128 of them and 8 warps took 9.4 µs on an H200, all of them and 16 warps 11.1.
+    rows: int
+    columns: int
+    above: int
+    """Rows at either end that belong to others."""
+    beside: int
+    """Columns likewise."""
 
-    >>> deciding(14 * 14, 256, size=2, room=227 * 1024, alone=True)
-    Tiles(pixels=256, outputs=16, inputs=128, warps=8, stages=1, programs=1)
-    >>> deciding(14 * 14, 256, size=2, room=227 * 1024, alone=False).inputs
-    32
+    @property
+    def pixels(self) -> int:
+        """How many there are, with those of the margin."""
+        return self.rows * self.columns
+
+    @property
+    def whole(self) -> bool:
+        """Whether it is all of the image."""
+        return self.above == self.beside == 0
+
+    def number(self, height: int, width: int) -> int:
+        """How many an image has."""
+        return -(-height // (self.rows - 2 * self.above)) * -(-width // (self.columns - 2 * self.beside))
+
+
+MARGIN = 2
+"""Who is looked at depends on decisions that far away."""
+
+REGION = (16, 32)
+"""Rows and columns that a program decides for, at most. A row is the bits of a number: 60 of them at most."""
+
+
+FROZEN = 64
+"""Pixels that do not change, but are looked at, which a program takes at a time. What counts is how often:
+half of it made blocks of 64 to 256 channels 4 to 12 % slower. Of 12×28 pixels a quarter of which is active,
+in blobs, about 70 are like that."""
+
+MOST_SHARE = 4
+"""Programs that have a region in common, at most: more would find nothing left to survey."""
+
+
+def share_for(regions: int, processors: int) -> int:
+    """Return how many programs have a region in common: as many as find a multiprocessor.
+
+    >>> share_for(64, 132), share_for(640, 132), share_for(1, 132)
+    (2, 1, 4)
     """
-    tile = min(256, max(16, 1 << (pixels - 1).bit_length()))
-    inputs = channels & -channels
-    if size > 2 or not alone:  # single products are written out one by one
-        return Tiles(tile, 16, min(inputs, 32), 8, 3, 1)
-    while inputs > 32 and (tile * inputs > 32 * 1024 or (tile + 16) * inputs * size > room - 8192):
+    return max(1, min(MOST_SHARE, processors // max(1, regions)))
+
+
+def warps_for(regions: int, processors: int) -> int:
+    """Return how many warps decide for a region: many if few regions wait for each other.
+
+    Blocks of 64 channels with 640 regions on the 132 multiprocessors of an H200 took 389 µs with 4 warps and
+    411 with 8, those of 128 channels with 192 regions 290 and 282, those of 256 with 64 regions 338 and 304.
+
+    >>> warps_for(192, 132), warps_for(640, 132)
+    (8, 4)
+    """
+    return 8 if regions <= 2 * processors else 4
+
+
+def region_for(height: int, width: int, most: tuple[int, int] = REGION) -> Region:
+    """Return how images are cut up for decisions.
+
+    >>> region_for(14, 14)
+    Region(rows=16, columns=16, above=0, beside=0)
+    >>> region_for(56, 56), region_for(56, 56).number(56, 56)
+    (Region(rows=16, columns=32, above=2, beside=2), 10)
+    """
+    rows, columns = (
+        min(limit, max(4, 1 << (size - 1).bit_length()))
+        for limit, size in zip(most, (height, width), strict=True)
+    )
+    return Region(rows, columns, MARGIN if height > rows else 0, MARGIN if width > columns else 0)
+
+
+def read_at_once(pixels: int, channels: int, alone: bool) -> int:
+    """Return how many channels of so many pixels are read at once where they are added up.
+
+    As many as registers hold for programs that have a multiprocessor ``alone``, few for those that wait for
+    each other and had better run side by side.
+
+    >>> read_at_once(256, 256, alone=True), read_at_once(256, 256, alone=False), read_at_once(1, 192, True)
+    (128, 32, 64)
+    """
+    inputs, most = channels & -channels, (32 if alone else 8) * 1024
+    while inputs > 16 and pixels * inputs > most:
         inputs //= 2
-    return Tiles(tile, 16, inputs, 8, 1, 1)
+    return inputs

@@ -1,0 +1,46 @@
+"""What the sparse GPU engine keeps; its kernels run in Triton's interpreter, or need not run."""
+
+from collections import defaultdict
+
+import pytest
+import torch
+
+from tests.engines.networks import block_of
+from torchpact.bench.memory import peak_memory
+from torchpact.engines import FoldedBlock
+from torchpact.engines.ponder import is_unknown
+
+pytest.importorskip("triton", reason="needs Triton")
+
+from torchpact.engines import gpu_kernels, gpu_lists
+from torchpact.engines.gpu import SparseGPUBlock
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def test_without_details_only_decisions_are_kept():
+    block, u = block_of(16, 5, 4, 2)
+    block, u = block.to(DEVICE), u.to(DEVICE)
+    expected, reference = SparseGPUBlock(FoldedBlock(block))(u)
+    output, ponder = SparseGPUBlock(FoldedBlock(block, details=False))(u)
+    assert reference is not None
+    assert ponder is not None
+    assert torch.equal(output, expected)
+    assert torch.equal(ponder.steps, reference.steps)
+    assert torch.equal(ponder.cost, reference.cost)
+    for unkept, kept in ((ponder.probs, reference.probs), (ponder.expected_steps, reference.expected_steps)):
+        assert unkept.shape == kept.shape
+        assert is_unknown(unkept)
+
+
+@pytest.mark.parametrize(("channels", "size", "most"), [(16, 32, 1.5), (32, 16, 1.0), (64, 56, 1.0)])
+@torch.no_grad()
+def test_memory_of_decisions_alone_against_the_plain_network(channels, size, most, monkeypatch):
+    """In half precision; kernels allocate nothing, and need not run."""
+    for module, kernel in ((gpu_kernels, "survey_all"), (gpu_kernels, "convolve"), (gpu_lists, "advance")):
+        monkeypatch.setattr(module, kernel, defaultdict(lambda: lambda *_, **__: None))
+    block, u = block_of(channels, size, size, 2)
+    block, u = block.bfloat16(), u.bfloat16().contiguous(memory_format=torch.channels_last)
+    plain = torch.nn.Sequential(*block.steps)
+    sparse = SparseGPUBlock(FoldedBlock(block, details=False))
+    assert peak_memory(lambda: sparse(u)) <= most * peak_memory(lambda: plain(u))
