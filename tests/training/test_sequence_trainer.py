@@ -85,6 +85,17 @@ def test_resuming_gives_the_same_weights(tmp_path, name, method):
     assert_same(tensors(tmp_path / "straight", "best"), tensors(tmp_path / "broken", "best"))
 
 
+def test_goes_on_with_the_same_text_only(tmp_path):
+    chosen = settings("enwik8", "plain")
+    first = trainer(tmp_path, chosen)
+    while first.learner.iteration < 8:
+        first.burst()
+    others = Texts(TEXTS.train.flip(0), TEXTS.valid)
+    with pytest.raises(TrainingError, match="the data set that it began with, 257 characters"):
+        SequenceTrainer(chosen, tmp_path, texts=others, resume=True)
+    assert trainer(tmp_path, chosen, resume=True).learner.iteration == 6
+
+
 def test_a_text_is_read_on_from_window_to_window_and_anew_at_its_end():
     learner = SequenceLearner(settings("enwik8", "repeat"), text=TEXTS.train)
     assert learner.streams is not None

@@ -9,28 +9,30 @@ from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from torchpact.data import Images
+from torch import Tensor
+
 from torchpact.training.checkpoint import Checkpoint
 from torchpact.training.learns import RunConfig
 from torchpact.training.run_files import RunFiles, TrainingError
 
-_described: "WeakKeyDictionary[Images, dict[str, Any]]" = WeakKeyDictionary()
+_described: "WeakKeyDictionary[Any, dict[str, Any]]" = WeakKeyDictionary()
 
 
-def describe(data: Images) -> dict[str, Any]:
-    """How many images a data set has, and a digest of them and their labels, the same on any device.
+def describe(data: Any, kind: str, *tensors: Tensor) -> dict[str, Any]:
+    """How much of a kind a data set has, and a digest of its tensors, the same on any device.
 
     All of CIFAR-10 takes a tenth of a second, and that once for all runs on it.
 
+    >>> from torchpact.data import Images
     >>> data = Images(torch.zeros(2, 3, 32, 32, dtype=torch.uint8), torch.tensor([1, 0]))
-    >>> describe(data)
+    >>> describe(data, "images", data.images, data.labels)
     {'images': 2, 'digest': '9c6a4f162e106bcb'}
     """
     if data not in _described:
-        sha = hashlib.sha256(repr(tuple(data.images.shape)).encode())
-        for tensor in (data.images, data.labels):
+        sha = hashlib.sha256(repr(tuple(tensors[0].shape)).encode())
+        for tensor in tensors:
             sha.update(tensor.cpu().contiguous().numpy().data)
-        _described[data] = {"images": len(data), "digest": sha.hexdigest()[:16]}
+        _described[data] = {kind: len(tensors[0]), "digest": sha.hexdigest()[:16]}
     return _described[data]
 
 
@@ -105,5 +107,15 @@ def _first_difference(
 def _check_data(folder: Path, given: dict[str, Any] | None, before: dict[str, Any] | None) -> None:
     if given is None or before is None or given == before:
         return
-    one, two = ("{images} images ({digest})".format(**each) for each in (before, given))
+    one, two = (_in_words(each) for each in (before, given))
     raise TrainingError(f"{folder}: expected the data set that it began with, {one}; got {two}")
+
+
+def _in_words(described: dict[str, Any]) -> str:
+    """What a data set is, in a few words.
+
+    >>> _in_words({"digest": "9c6a", "images": 2})
+    '2 images (9c6a)'
+    """
+    kind = next(name for name in described if name != "digest")
+    return f"{described[kind]} {kind} ({described.get('digest')})"

@@ -11,6 +11,7 @@ from torch import Tensor
 from torchpact.models.sequence import SequenceNet
 from torchpact.training import distributed
 from torchpact.training.loop import TrainingLoop, accuracy
+from torchpact.training.resuming import describe
 from torchpact.training.run_files import Event
 from torchpact.training.sequence_config import SequenceTrainConfig, check_modes, make_task
 from torchpact.training.sequence_evaluate import evaluate_on_task
@@ -54,6 +55,7 @@ class SequenceTrainer(TrainingLoop[SequenceLearner]):
             folder,
             lambda: {"modes": evaluate_sequences(learner.model, config, held_out)},
             score=_fewest_bits if config.is_text else accuracy,
+            about={"data": describe(texts, "characters", texts.train)} if texts and config.is_text else None,
             resume=resume,
             report=report,
             tensorboard=tensorboard,

@@ -68,7 +68,7 @@ class Trainer(TrainingLoop[Learner]):
             about={
                 "warm_start": _named(initial),
                 "teacher": _named(taught_by),
-                "data": describe(train),
+                "data": describe(train, "images", train.images, train.labels),
             },
             resume=resume,
             report=report,
