@@ -37,7 +37,7 @@ def _logits(  # type: ignore[no-untyped-def]
     network = tl.program_id(0) // images
     size = height * width
     start_of = tl.program_id(0).to(tl.int64) * size
-    products += start_of * ROWS
+    products += start_of * 9
     c, t = tl.arange(0, WIDE), tl.arange(0, ROWS)
     in_rows = (c < C)[:, None] & (t < 10)[None, :]
     weights = tl.load(rows + (network * 10 + t)[None, :] * C + c[:, None], mask=in_rows, other=0)
@@ -117,7 +117,7 @@ def halting_logits(u: Tensor, rows: Tensor, bias: Tensor) -> Tensor:
     u = u.contiguous(memory_format=torch.channels_last)
     batch, _, height, width = u.shape
     logits = u.new_empty(batch, 1, height, width, dtype=torch.float32)
-    products = u.new_empty(batch, ROWS, height * width, dtype=torch.float32)
+    products = u.new_empty(batch, 9, height * width, dtype=torch.float32)
     wrap_triton(_logits)[(batch,)](
         u, rows.contiguous(), bias, logits, products, batch // bias.numel(), height, width,
         **_shape(u), ROWS=ROWS, SINGLE=u.dtype == torch.float32, num_warps=WARPS["logits"],
