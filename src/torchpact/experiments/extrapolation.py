@@ -35,8 +35,6 @@ def draw(archive: Archive, scale: Scale, seeds: list[int], folder: Path) -> list
     wanted = runs(scale, seeds)
     found = finished(wanted, archive)
     points = points_of(found, archive)
-    if not points:
-        return []
     size, high = ELEMENTS[scale.name]
     with canvas(2, size=(8.4, 3.7)) as (figure, axes):
         beyond(axes[0], points, "accuracy_by_difficulty", "accuracy, %", high)

@@ -66,8 +66,6 @@ def draw(archive: Archive, scale: Scale, seeds: list[int], folder: Path) -> list
     wanted = runs(scale, seeds)
     found = finished(wanted, archive)
     points = points_of(found, archive)
-    if not points:
-        return []
     numbers = {"points": points, **inventory(wanted, found)}
     elements = max(int(level) for level in points[0].steps_by_difficulty)
     title = f"parity of {elements} elements, {scale.name}: {over_seeds(found, wanted)}"
