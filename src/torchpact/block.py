@@ -160,7 +160,7 @@ class AdaptiveBlock(nn.Module):
         keep = self.details or learning or not isinstance(mode, Thresholded)
         trace = self._iterate(u, context, mode, mode.leaves and not learning, keep)
         if not keep:
-            return trace.output, self._decisions(trace.steps)
+            return trace.output, _decisions(self.max_steps, trace.steps, trace.steps.float())
         return trace.output, self._ponder(trace.asked, trace.remaining, trace.steps, mode, learning)
 
     def _iterate(
@@ -269,13 +269,12 @@ class AdaptiveBlock(nn.Module):
             log_prob=mode.log_prob(logits, steps),
         )
 
-    def _decisions(self, steps: Tensor) -> Ponder:
-        """Return a ponder that holds the decisions only."""
-        cost = steps.float()
-        unknown = torch.full((), torch.nan, device=steps.device)
-        return Ponder(
-            unknown.expand(self.max_steps, *steps.shape), steps, unknown.expand(steps.shape), cost, None
-        )
+
+def _decisions(max_steps: int, steps: Tensor, cost: Tensor, nan: Tensor | None = None) -> Ponder:
+    """Return a ponder of decisions only; all else is one ``nan``, which nobody but the caller may have."""
+    if nan is None:
+        nan = torch.full((), torch.nan, dtype=cost.dtype, device=steps.device)
+    return Ponder(nan.expand(max_steps, *steps.shape), steps, nan.expand(steps.shape), cost, None)
 
 
 class use_mode:

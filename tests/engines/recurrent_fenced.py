@@ -67,7 +67,7 @@ def read(cell: Cell, head: HaltingUnit, sizes: Tensor, low: bool, slots: int, be
     clusters.shape = shape
     for piece in pieces_of(sizes, most=rows if begun else 9):
         inputs = torch.randn(piece.rows.stop - piece.rows.start, shape.gates * shape.units).to(kind)
-        clusters.places = piece.places, 0, fenced(piece.places.int(), low)
+        clusters.places.kept = piece.places, 0, fenced(piece.places.int(), low)
         if begun:
             order = torch.arange(len(h)).flip(0)
             notes = torch.stack([order, 0 * order, order, 0 * order], 1).int()

@@ -1,6 +1,7 @@
 import copy
 import pickle
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import partial
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 import torchpact as tp
 from tests.engines.networks import lively, relative, tell_heads
 from torchpact.engines import Unsupported, deployment
+from torchpact.engines.deployed import BlockByBlock, Whole
 from torchpact.engines.timing import interleaved
 from torchpact.models import resnet32
 
@@ -201,6 +203,66 @@ def test_without_details_only_decisions_are_returned(engine):
             assert other.probs.isnan().all()
             assert other.expected_steps.isnan().all()
             assert not other.probs.untyped_storage().nbytes() > 4
+
+
+@pytest.mark.parametrize("engine", ["dense", "sparse", "native"])
+def test_every_block_keeps_details_or_not_by_itself(engine):
+    model, images = lively(), images_of(2)
+    model.blocks[0].details = False
+    model.blocks[1].mode, model.blocks[1].details = tp.Discrete(), False
+    _, ponders = tp.deploy(model, images, engines=[engine])(images)
+    assert [bool(ponder.probs.isnan().any()) for ponder in ponders] == [True, False, False]
+    assert [bool(ponder.expected_steps.isnan().any()) for ponder in ponders] == [True, False, False]
+    assert [ponder.log_prob is not None for ponder in ponders] == [False, True, False]
+
+
+@pytest.mark.parametrize("engine", [None, "dense", "sparse", "native"])
+def test_what_callers_write_into_a_ponder_stays_with_them(engine):
+    model, images = lively(), images_of(2)
+    if engine is None:
+        tp.use_mode(model, "thresholded", details=False)
+        run = torch.no_grad()(model)
+    else:
+        run = tp.deploy(model, images, engines=[engine], details=False)
+    _, before = run(images)
+    _, spoiled = run(images)
+    for ponder in spoiled:
+        ponder.probs[0, 0, 0, 0, 0].zero_()
+    _, after = run(images)
+    for ponder in (*before, *after):
+        assert ponder.probs.isnan().all()
+        assert ponder.expected_steps.isnan().all()
+
+
+def test_a_network_of_another_gpu_makes_it_the_current_one(monkeypatch):
+    model, images = lively(), images_of(2)
+    fast = tp.deploy(model, images, engines=["dense"])
+    seen = []
+
+    @contextmanager
+    def entered(device):
+        seen.append(device)
+        yield
+
+    monkeypatch.setattr(fast, "check", lambda images: None)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "device", entered)
+    for index in (0, 1):
+        fast.device = torch.device("cuda", index)
+        assert agree(fast, model, images)
+    assert seen == [torch.device("cuda", 1)]
+
+
+def test_a_whole_network_waits_if_its_blocks_do():
+    class Waiting:
+        waits = True
+
+        def __call__(self, u):
+            return u, None
+
+    net = lively()
+    calm, waiting = (BlockByBlock(net, [run], [True]) for run in (lambda u: (u, None), Waiting()))
+    assert [Whole(calm, in_turn).waits for in_turn in (calm, waiting)] == [False, True]
 
 
 def test_other_modes_than_thresholded_keep_their_details():

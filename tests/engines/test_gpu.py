@@ -130,6 +130,16 @@ def test_what_it_cannot_run_is_said_in_a_line():
     image, _ = block_of(16, 4, 4, 1, per="image")
     with pytest.raises(Unsupported, match="gpu: expected a decision for every pixel"):
         gpu.build(FoldedBlock(image))
+    short = tp.AdaptiveBlock(block.steps[:1], block.halting[:1], mode="thresholded")
+    with pytest.raises(Unsupported, match="gpu: expected a block of at least two units, got 1"):
+        gpu.build(FoldedBlock(short))
+
+
+def test_with_deterministic_algorithms_others_run(monkeypatch):
+    block, _ = block_of(16, 4, 4, 1)
+    monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: True)
+    with pytest.raises(Unsupported, match="gpu: expected no deterministic algorithms"):
+        gpu.build(FoldedBlock(block))
 
 
 def test_more_pixels_than_the_programs_take_at_once():

@@ -13,7 +13,7 @@ from torchpact.engines.ponder import is_unknown
 pytest.importorskip("triton", reason="needs Triton")
 
 from torchpact.engines import gpu_kernels, gpu_lists
-from torchpact.engines.gpu import SparseGPUBlock
+from torchpact.engines.gpu import SparseGPUBlock, _Run
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
@@ -33,14 +33,49 @@ def test_without_details_only_decisions_are_kept():
         assert is_unknown(unkept)
 
 
-@pytest.mark.parametrize(("channels", "size", "most"), [(16, 32, 1.5), (32, 16, 1.0), (64, 56, 1.0)])
+@pytest.mark.parametrize(
+    ("channels", "size", "batch", "most"),
+    [
+        (16, 32, 2, 1.5),
+        (32, 16, 2, 1.15),
+        (32, 16, 100, 1.0),  # images enough for all multiprocessors
+        (64, 56, 2, 1.0),
+        (64, 14, 2, 1.0),
+        (256, 14, 2, 1.0),
+    ],
+)
 @torch.no_grad()
-def test_memory_of_decisions_alone_against_the_plain_network(channels, size, most, monkeypatch):
-    """In half precision; kernels allocate nothing, and need not run."""
+def test_memory_of_decisions_alone_against_the_plain_network(channels, size, batch, most, monkeypatch):
+    """In half precision, with the multiprocessors of an H200; kernels allocate nothing, and need not run."""
     for module, kernel in ((gpu_kernels, "survey_all"), (gpu_kernels, "convolve"), (gpu_lists, "advance")):
         monkeypatch.setattr(module, kernel, defaultdict(lambda: lambda *_, **__: None))
-    block, u = block_of(channels, size, size, 2)
+    block, u = block_of(channels, size, size, batch)
     block, u = block.bfloat16(), u.bfloat16().contiguous(memory_format=torch.channels_last)
     plain = torch.nn.Sequential(*block.steps)
     sparse = SparseGPUBlock(FoldedBlock(block, details=False))
+    sparse.processors = 132
     assert peak_memory(lambda: sparse(u)) <= most * peak_memory(lambda: plain(u))
+
+
+@pytest.mark.parametrize(
+    ("channels", "size", "batch", "dtype", "expected"),
+    [
+        (64, 14, 200, torch.bfloat16, 36),
+        (64, 14, 2, torch.bfloat16, 72),
+        (64, 20, 200, torch.bfloat16, 72),
+        (256, 14, 200, torch.bfloat16, 72),
+        (256, 14, 2, torch.bfloat16, 144),
+        (128, 14, 200, torch.float32, 72),
+    ],
+)
+def test_bytes_a_pixel_that_are_kept_for_the_next_decision(
+    channels, size, batch, dtype, expected, monkeypatch
+):
+    for module, kernel in ((gpu_kernels, "survey_all"), (gpu_kernels, "convolve")):
+        monkeypatch.setattr(module, kernel, defaultdict(lambda: lambda *_, **__: None))
+    block, _ = block_of(channels, 1, 1, 1)
+    sparse = SparseGPUBlock(FoldedBlock(block.to(dtype), details=False))
+    sparse.processors = 132
+    run = _Run(sparse, torch.zeros(batch, channels, size, size, dtype=dtype))
+    kept = {products.data_ptr(): products.nbytes for products in run.products}
+    assert sum(kept.values()) == expected * batch * size * size

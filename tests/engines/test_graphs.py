@@ -13,7 +13,7 @@ import torchpact as tp
 from tests.engines.networks import lively, relative
 from torchpact.engines import deployment, graphs
 from torchpact.engines.graphs import MOST_GRAPHS, Graphed
-from torchpact.engines.ponder import without_details
+from torchpact.engines.ponder import is_unknown, without_details
 from torchpact.engines.timing import interleaved
 
 needs_gpu = [
@@ -106,16 +106,34 @@ def test_no_images_are_never_captured(recorded):
     assert {recorded(torch.ones(0)) for _ in range(3)} == {("run", 0)}
 
 
-def test_copies_are_new_but_of_what_is_unknown():
+def test_copies_are_new_and_what_is_unknown_is_a_nan_of_their_own():
     ponder = tp.Ponder(torch.rand(3, 2), torch.ones(2).long(), torch.rand(2), torch.rand(2), None)
     brief = without_details(ponder)
-    logits, (whole, decisions) = graphs._copied(torch.ones(2, 4), [ponder, brief])
+    logits, (whole, decisions, last) = graphs._copied(torch.ones(2, 4), [ponder, brief, brief])
     assert torch.equal(logits, torch.ones(2, 4))
     for copy, original in zip(whole[:4], ponder[:4], strict=True):
         assert torch.equal(copy, original)
         assert copy.data_ptr() != original.data_ptr()
-    assert decisions.probs is brief.probs
     assert decisions.steps is whole.steps
+    for copy, original in zip(decisions[:4], brief[:4], strict=True):
+        assert torch.equal(copy, original) or copy.isnan().all()
+        assert copy.shape == original.shape
+        assert copy.data_ptr() != original.data_ptr()
+    assert decisions.probs.untyped_storage().nbytes() == 4
+    assert decisions.probs.data_ptr() == last.probs.data_ptr() == last.expected_steps.data_ptr()
+
+
+@pytest.mark.parametrize("shape", [(3, 1, 1, 1), (1, 1, 4, 5), (2, 1, 1, 1), (1, 1, 1, 1)])
+def test_what_is_unknown_is_told_by_its_layout(shape):
+    steps = torch.ones(shape, dtype=torch.long)
+    ponder = tp.Ponder(torch.rand(3, *shape), steps, torch.rand(shape), torch.ones(shape), None)
+    assert not is_unknown(ponder.probs)
+    brief = without_details(ponder)
+    assert is_unknown(brief.probs)
+    _, (copy,) = graphs._copied(torch.ones(1, 2), [brief])
+    assert copy.probs.isnan().all()
+    assert copy.expected_steps.isnan().all()
+    assert torch.equal(copy.steps, steps)
 
 
 @gpu

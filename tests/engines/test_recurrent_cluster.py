@@ -6,6 +6,8 @@ The kernel runs here as C++ on the CPU, from the very source that a GPU gets; se
 import ctypes
 import subprocess
 import sys
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 import torch
@@ -266,6 +268,28 @@ def test_large_batches_are_left_to_cublas():
     assert engine._reader(50) is engine._clusters
     assert isinstance(engine._reader(51), Lane)
     assert engine_of(lively(hidden=64).half())._clusters.most_rows == 1 << 10
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (ImportError("no module"), Unsupported),
+        (OSError("no library"), Unsupported),
+        (RuntimeError("no such clusters"), Unsupported),
+        (torch.OutOfMemoryError("full"), torch.OutOfMemoryError),
+    ],
+)
+def test_why_there_are_no_clusters_is_told_unless_there_is_no_room_now(error, expected, monkeypatch):
+    def fail(*_):
+        raise error
+
+    weight = SimpleNamespace(is_cuda=True, dtype=torch.float32, device="cuda", data_ptr=lambda: 0)
+    cell = cast(nn.LSTMCell, SimpleNamespace(weight_hh=weight, hidden_size=8))
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
+    monkeypatch.setattr(recurrent_cluster, "shape_of", lambda _: None)
+    monkeypatch.setattr(recurrent_cluster, "_loaded", fail)
+    with pytest.raises(expected, match=str(error)):
+        recurrent_cluster.clusters_for(cell, None, 3)
 
 
 def test_other_layers_have_no_clusters():

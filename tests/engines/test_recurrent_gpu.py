@@ -4,6 +4,7 @@ import gc
 import math
 import weakref
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ import torchpact as tp
 from tests.engines.elsewhere import compiled_elsewhere
 from tests.engines.recurrent_layers import CELLS, DEVICE, decided, lively, random, states
 from torchpact.engines import recurrent_gpu, recurrent_gpu_call, recurrent_gpu_lane
+from torchpact.engines.folding import Unsupported
 from torchpact.engines.recurrent_gpu import RecurrentGPU, fitting_weights
 from torchpact.models import HaltingUnit, never_halt
 
@@ -188,6 +190,25 @@ def test_with_deterministic_algorithms_all_products_are_of_one_size():
     assert engine_of(rnn.half())._lane(100).sizes == [128, 96, 64, 48, 32, 24, 16]
 
 
+def test_places_on_the_device_are_kept_for_one_stream(monkeypatch):
+    stream, rnn = 1, lively()
+    lane = engine_of(rnn)._lane(3)
+    inputs: Any = SimpleNamespace(is_cuda=True, device=torch.device("cpu"))
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda _: stream, raising=False)
+    (piece,), (other,) = (recurrent_gpu_call.pieces_of(torch.tensor([3] * time), 100) for time in (2, 4))
+    for places in (recurrent_gpu_call.Places(), lane.places):
+        first = places.of(piece, inputs)
+        assert first.tolist() == [0, 3, 6, 6]
+        assert first.dtype == torch.int32
+        assert places.of(piece, inputs) is first
+        stream = 2
+        second = places.of(piece, inputs)
+        assert second is not first
+        assert torch.equal(second, first)
+        assert places.of(other, inputs).tolist() == [0, 3, 6, 9, 12, 12]
+        stream = 1
+
+
 def test_long_sequences_are_read_in_pieces(monkeypatch):
     torch.manual_seed(0)
     rnn, x = lively(max_steps=3), random(7, 4, 3)
@@ -348,6 +369,34 @@ def test_where_kernels_cannot_be_made_there_is_the_loop(monkeypatch):
     assert engine.problem == "no compiler"
     with torch.no_grad():
         assert rnn(random(2, 3, 3))[0].shape == (2, 3, 8)
+
+
+def test_where_there_is_no_room_for_clusters_they_are_asked_for_again(monkeypatch):
+    def full(*_):
+        raise torch.OutOfMemoryError("full")
+
+    rnn = lively()
+    engine = engine_of(rnn)
+    monkeypatch.setattr(recurrent_gpu, "clusters_for", full)
+    assert not engine.is_ready(3)
+    assert engine.problem is None
+    clusters = SimpleNamespace(most_rows=3)
+    monkeypatch.setattr(recurrent_gpu, "clusters_for", lambda *_: clusters)
+    assert engine.is_ready(3)
+    assert engine._reader(3) is clusters
+
+
+def test_where_clusters_cannot_be_made_there_are_graphs_and_the_reason(monkeypatch):
+    def refuse(*_):
+        raise Unsupported("recurrent: no clusters")
+
+    rnn = lively()
+    engine = engine_of(rnn)
+    monkeypatch.setattr(recurrent_gpu, "clusters_for", refuse)
+    assert engine.is_ready(3)
+    assert engine.problem is None
+    assert engine.without_clusters == "recurrent: no clusters"
+    assert engine._lanes
 
 
 def test_a_layer_that_was_run_leaves_nothing_behind():

@@ -125,6 +125,7 @@ def test_where_there_is_no_compiler_for_clusters_there_are_graphs(monkeypatch):
     alike(rnn, random(30, 4, 3))
     engine = recurrent_gpu._MADE[rnn.block]
     assert engine._clusters is None
+    assert engine.without_clusters == ("recurrent: no clusters (no)" if have_clusters() else None)
     assert engine._lanes
 
 
@@ -161,6 +162,7 @@ def test_layers_upon_layers_in_inference_mode():
 
 @pytest.mark.parametrize("clusters", ["all", "rest", "none"])
 def test_several_threads_on_streams_of_their_own(clusters, monkeypatch):
+    """With other lengths at every call, so that each brings where time steps begin."""
     torch.manual_seed(0)
     if clusters == "none":
         monkeypatch.setattr(recurrent_gpu, "clusters_for", lambda *_: None)
@@ -170,14 +172,15 @@ def test_several_threads_on_streams_of_their_own(clusters, monkeypatch):
         used = recurrent_gpu._MADE[rnn.block]._clusters
         assert used is not None
         used.most_rows = 20
-    expected = [alike(rnn, x)[0] for x in inputs]
-    found = [None] * len(inputs)
+    lengths = (8, 5, 7)
+    expected = [[alike(rnn, x[:, :time])[0] for time in lengths] for x in inputs]
+    found: list[list[torch.Tensor]] = [[] for _ in inputs]
 
     def read(index):
         with torch.no_grad(), torch.cuda.stream(torch.cuda.Stream()):
             torch.cuda.current_stream().wait_stream(torch.cuda.default_stream())
             for _ in range(5):
-                found[index] = rnn(inputs[index])[0]
+                found[index] = [rnn(inputs[index][:, :time])[0] for time in lengths]
             torch.cuda.current_stream().synchronize()
 
     threads = [threading.Thread(target=read, args=(index,)) for index in range(len(inputs))]

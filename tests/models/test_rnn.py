@@ -14,6 +14,7 @@ import torchpact as tp
 from tests.problems import assert_mean_is
 from torchpact.engines import Unsupported, native, recurrent
 from torchpact.models import StackedRNN, never_halt
+from torchpact.models import rnn as module
 
 MODES = [tp.Relaxed(), tp.Discrete(), tp.Thresholded(), tp.ACT()]
 CELLS = [nn.LSTMCell, nn.GRUCell, nn.RNNCell]
@@ -770,3 +771,25 @@ def test_what_is_no_cell_no_layer_or_no_tensor_is_refused():
         StackedRNN([nn.LSTM(3, 4)])  # type: ignore[list-item]
     with pytest.raises(TypeError, match="or a PackedSequence, got list"):
         make()([1.0])
+
+
+def test_input_and_state_are_checked_once(monkeypatch):
+    checked = []
+
+    def watch(holder, name):
+        check = getattr(holder, name)
+
+        def watched(*args, **options):
+            checked.append(name)
+            return check(*args, **options)
+
+        monkeypatch.setattr(holder, name, watched)
+
+    watch(module, "time_first")
+    watch(tp.AdaptiveRNN, "_check_state")
+    rnn, state = make(nn.GRUCell, mode="thresholded"), torch.zeros(5, 5).double()
+    with torch.no_grad():
+        for options in ({}, {"lengths": LENGTHS}):
+            checked.clear()
+            rnn(batch(), state, **options)
+            assert checked == ["time_first", "_check_state"]

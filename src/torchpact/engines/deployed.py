@@ -9,19 +9,19 @@ from torch.nn import functional as F
 
 from torchpact.engines.folding import Runner, Unsupported, fold_norm
 from torchpact.engines.graphs import Outputs
-from torchpact.engines.ponder import unknown, without_details
+from torchpact.engines.ponder import is_unknown, unknown, without_details
 from torchpact.engines.report import Report
 from torchpact.models.config import check_group
 from torchpact.models.resnet import ResNet
 
 
 class BlockByBlock:
-    """A network run by one engine for each block; without ``details`` decisions are all that it keeps."""
+    """A network run by one engine for each block; of blocks without ``details`` only decisions are kept."""
 
-    def __init__(self, net: ResNet, runners: Sequence[Runner], details: bool = True) -> None:
-        self.runners, self.details = list(runners), details
-        if not details:
-            unknown(net.stem.weight.device)  # not made while a graph is captured
+    direct = False  # there are many kernels to start
+
+    def __init__(self, net: ResNet, runners: Sequence[Runner], details: Sequence[bool]) -> None:
+        self.runners, self.details = list(runners), list(details)
         self._stem_weight = net.stem.weight.detach().to(memory_format=torch.channels_last, copy=True)
         self._norm = [x[:, None, None].to(net.stem.weight.dtype) for x in fold_norm(net.norm)]
         self._classifier = [x.detach().clone() for x in (net.classifier.weight, net.classifier.bias)]
@@ -34,14 +34,19 @@ class BlockByBlock:
     def __call__(self, images: Tensor) -> Outputs:
         """Return the logits of the classes, and what each adaptive block did."""
         u = self.stem(images)
-        ponders = []
-        for run in self.runners:
+        ponders, excess = [], []
+        for run, details in zip(self.runners, self.details, strict=True):
             u, ponder = run(u)
             if ponder is not None:
-                ponders.append(ponder if self.details else without_details(ponder))
+                excess.append(not details and not is_unknown(ponder.probs))
+                ponders.append(ponder)
         scale, shift = self._norm
         pooled = torch.addcmul(shift, u, scale).relu_().mean((2, 3))
-        return F.linear(pooled, *self._classifier), ponders
+        logits = F.linear(pooled, *self._classifier)
+        if any(excess):
+            nan = unknown(logits.device)
+            ponders = [without_details(p, nan) if x else p for p, x in zip(ponders, excess, strict=True)]
+        return logits, ponders
 
     def stem(self, images: Tensor) -> Tensor:
         """Return what the first block is given."""
@@ -51,13 +56,13 @@ class BlockByBlock:
 class Whole:
     """A network run by one engine, and block by block where images have a size that it does not know."""
 
-    def __init__(self, network: Callable[[Tensor], Outputs], in_turn: Callable[[Tensor], Outputs]) -> None:
-        self.network, self.in_turn = network, in_turn
-
-    @property
-    def direct(self) -> bool:
+    def __init__(self, network: Callable[[Tensor], Outputs], in_turn: BlockByBlock) -> None:
+        self.network = network
+        self.in_turn: Callable[[Tensor], Outputs] = in_turn
+        self.direct: bool = getattr(network, "direct", False)
         """Whether it starts so little that a CUDA graph would gain nothing."""
-        return getattr(self.network, "direct", False)
+        self.waits: bool = getattr(network, "waits", False) or in_turn.waits
+        """Whether it looks at what the device has found, which no CUDA graph can do."""
 
     def __call__(self, images: Tensor) -> Outputs:
         """Return the logits of the classes, and what each adaptive block did."""
@@ -85,6 +90,12 @@ class Deployed(nn.Module):
     def forward(self, images: Tensor) -> Outputs:
         """Return the logits of the classes, and what each adaptive block did; without gradients."""
         self.check(images)
+        if self.device.type == "cuda" and self.device.index != torch.cuda.current_device():
+            with torch.cuda.device(self.device):  # where Triton starts kernels
+                return self._run(images)
+        return self._run(images)
+
+    def _run(self, images: Tensor) -> Outputs:
         kind = images.device.type
         if not torch.is_autocast_enabled(kind):  # most often, and leaving it takes a while
             return self.network(images)

@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
@@ -45,7 +46,7 @@ NETWORK_ENGINES: dict[str, Callable[[ResNet, Sequence[FoldedBlock]], Network]] =
 
 For images of a size that it cannot run, such a network raises :class:`Unsupported`, too. It may have a method
 ``tune``, which is given the example before it is measured, and say that it is ``direct``: that it starts so
-little that a CUDA graph would gain nothing.
+little that a CUDA graph would gain nothing; or that it ``waits`` for the device, which no graph can.
 """
 
 
@@ -64,9 +65,9 @@ def deploy(
     and ``explain()`` says which. Batches of any size run afterwards. ``mode`` replaces the model's own; in a
     soft mode nothing can be skipped, and the dense engine runs, with a warning. ``engines`` are the names to
     choose from, by default all; dense is what remains. Without ``details`` a thresholded network returns
-    ``steps`` and ``cost`` of its ponders, and NaN for the probabilities, which take time to write; by default
-    it is as the model's blocks are, see :class:`use_mode`. The model stays as it is, and later changes of it
-    do not reach the deployed network.
+    ``steps`` and ``cost`` of its ponders, and NaN for ``probs`` and ``expected_steps``, which take time to
+    write; by default it is as the model's blocks are, each by itself, see :class:`use_mode`. The model stays
+    as it is, and later changes of it do not reach the deployed network.
 
     >>> model = tp.models.psact_resnet32(mode="thresholded", halting_bias=0.0).eval()
     >>> images = torch.randn(2, 3, 32, 32)
@@ -85,8 +86,9 @@ def deploy(
         )
     names = _names(engines, example.device.type)
     blocks = [FoldedBlock(block, None if mode is None else as_mode(mode), details) for block in net.blocks]
-    in_turn = BlockByBlock(net, [], details=all(block.details for block in blocks))
-    plain = BlockByBlock(net, [dense.build_plain(block) for block in blocks])
+    details_kept = [block.details for block in blocks]
+    in_turn = BlockByBlock(net, [], details_kept)
+    plain = BlockByBlock(net, [dense.build_plain(block) for block in blocks], details_kept)
     fast = Deployed(net, in_turn)
     fast.check(example)
     if not len(example):
@@ -95,7 +97,8 @@ def deploy(
     notes: dict[str, None] = {}  # in order, each once
     generators = _generators(blocks)
     chosen: list[_Choice] = []
-    with torch.no_grad(), torch.autocast(example.device.type, enabled=False):
+    current = torch.cuda.device(example.device) if example.device.type == "cuda" else nullcontext()
+    with torch.no_grad(), torch.autocast(example.device.type, enabled=False), current:
         u = in_turn.stem(example)
         for block, plain_run in zip(blocks, plain.runners, strict=True):
             runners = _build({n: partial(ENGINES[n], block) for n in names if n in ENGINES}, notes)
@@ -108,7 +111,11 @@ def deploy(
         _, ponders = in_turn(example)
         builders = {n: partial(NETWORK_ENGINES[n], net, blocks) for n in names if n in NETWORK_ENGINES}
         wholes = {n: partial(_whole, build, in_turn, example, generators) for n, build in builders.items()}
-        networks: dict[str, Network] = {**_build(wholes, notes), "blocks": in_turn, "plain": plain}
+        networks: dict[str, Whole | BlockByBlock] = {
+            **_build(wholes, notes),
+            "blocks": in_turn,
+            "plain": plain,
+        }
         called = {name: _as_called(each, example, generators) for name, each in networks.items()}
         total = interleaved({name: partial(each, example) for name, (each, _) in called.items()})
         best = min((name for name in networks if name != "plain"), key=total.__getitem__)
@@ -176,12 +183,12 @@ def _measured(
 
 
 def _as_called(
-    network: Network, example: Tensor, generators: Sequence[torch.Generator]
+    network: Whole | BlockByBlock, example: Tensor, generators: Sequence[torch.Generator]
 ) -> tuple[Network, str | None]:
     """Return the network as users will call it, in CUDA graphs where those help; or why there are none."""
-    if example.device.type != "cuda" or getattr(network, "direct", False):
+    if example.device.type != "cuda" or network.direct:
         return network, None
-    if getattr(network, "waits", False):
+    if network.waits:
         return network, "no CUDA graph: an engine waits for the device to know how much is left"
     graphed = Graphed(network, generators)
     graphed.record(example)

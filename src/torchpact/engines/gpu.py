@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from torchpact.block import Ponder
+from torchpact.block import Ponder, _decisions
 from torchpact.engines.folding import FoldedBlock, FoldedUnit, Runner, Unsupported, as_matrix
 from torchpact.engines.gpu_tiles import (
     FROZEN,
@@ -28,7 +28,6 @@ from torchpact.engines.gpu_tiles import (
     tiles_for,
     warps_for,
 )
-from torchpact.engines.ponder import unknown
 from torchpact.models.units import HaltingHead
 from torchpact.modes import Discrete, Thresholded
 from torchpact.relaxation import logistic_noise
@@ -42,6 +41,10 @@ def build(block: FoldedBlock) -> Runner:
     device, channels, head = block.weight.device, block.channels, block.head
     if head is None or head.conv is None or head.norm is not None or head.group > 1:
         raise Unsupported("gpu: expected a decision for every pixel, by heads without batch norm")
+    if len(block.units) < 2:
+        raise Unsupported(f"gpu: expected a block of at least two units, got {len(block.units)}")
+    if torch.are_deterministic_algorithms_enabled():  # the size of maps is not known yet
+        raise Unsupported("gpu: expected no deterministic algorithms, large maps are added up in any order")
     if not isinstance(block.mode, Thresholded | Discrete):
         raise Unsupported(f"gpu: expected the mode thresholded or discrete, got {block.mode}")
     if channels % 16 or block.weight.size(0) % 16:
@@ -72,8 +75,6 @@ class SparseGPUBlock:
         frozen: int = FROZEN,
     ) -> None:
         self.mode, self.details = block.mode, block.details
-        if not self.details:
-            unknown(block.weight.device)  # not made while a graph is captured
         self.first = block.units[0]
         self.units = [_Unit(unit) for unit in block.units[1:]]
         self.heads = [_Head(head) for head in block.heads[: len(self.units)]]
@@ -272,14 +273,13 @@ class _Run:
     def ponder(self) -> Ponder:
         """Return what was decided."""
         probs, _, expected = self.details
+        steps, cost = self.steps.unsqueeze(1), self.cost.unsqueeze(1)
         if probs is None or expected is None:
-            nan = unknown(self.u.device)
-            expected = nan.expand(self.steps.shape)
-            probs = nan.expand(len(self.block.units) + 1, *self.steps.shape)
+            return _decisions(len(self.block.units) + 1, steps, cost)
         return Ponder(
             probs=probs.unsqueeze(2),
-            steps=self.steps.unsqueeze(1),
+            steps=steps,
             expected_steps=expected.unsqueeze(1),
-            cost=self.cost.unsqueeze(1),
+            cost=cost,
             log_prob=None if self.log_q is None else self.log_q.unsqueeze(1),
         )

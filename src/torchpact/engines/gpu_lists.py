@@ -68,7 +68,9 @@ def advance(  # type: ignore[no-untyped-def]
     end, total = tl.cumsum(each, 0), tl.sum(each, 0)
     room, place = frozen_list + region * P, (end & 0xFFFFF).to(tl.int32) - 1
     tl.store(room + place, pixel, mask=frozen & (place // R % SHARE == member))
-    start = tl.atomic_add(counts, ((total >> 40) << 32) + ((total >> 20) & 0xFFFFF), sem="relaxed")
+    start = tl.atomic_add(
+        counts, ((total >> 40) << 32) + ((total >> 20) & 0xFFFFF), mask=member == 0, sem="relaxed"
+    )
     tl.store(near_list + (start >> 32) + (end >> 40) - 1, pixel, mask=near)
     tl.store(active_list + (start & 0xFFFFFFFF) + ((end >> 20) & 0xFFFFF) - 1, pixel, mask=active)
     tl.debug_barrier()

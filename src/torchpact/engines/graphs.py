@@ -12,7 +12,7 @@ from torch.backends import cudnn
 
 from torchpact.block import Ponder
 from torchpact.engines.folding import Unsupported
-from torchpact.engines.ponder import is_unknown
+from torchpact.engines.ponder import is_unknown, unknown, without_details
 
 Outputs = tuple[Tensor, list[Ponder]]
 
@@ -153,14 +153,19 @@ def repeatable(
 
 
 def _copied(logits: Tensor, ponders: Sequence[Ponder]) -> Outputs:
-    """Copies of all tensors, by a kernel for each of their types; what is unknown stays so."""
-    found = {id(x): x for x in (logits, *(x for ponder in ponders for x in ponder)) if x is not None}
-    held = {key: x for key, x in found.items() if not is_unknown(x)}
-    copies = found | {key: torch.empty_like(x) for key, x in held.items()}
+    """Copies of all tensors, by a kernel for each of their types; what is unknown is one new NaN."""
+    brief = [is_unknown(ponder.probs) for ponder in ponders]
+    kept = [(p.steps, p.cost) if short else p for p, short in zip(ponders, brief, strict=True)]
+    held = {id(x): x for x in (logits, *(x for each in kept for x in each)) if x is not None}
+    copies = {key: torch.empty_like(x) for key, x in held.items()}
     for kind in {x.dtype for x in held.values()}:
         keys = [key for key, x in held.items() if x.dtype == kind]
         torch._foreach_copy_([copies[key] for key in keys], [held[key] for key in keys])
-    return copies[id(logits)], [Ponder._make(copies.get(id(x)) for x in ponder) for ponder in ponders]
+    nan = unknown(logits.device) if any(brief) else None
+    made = [Ponder._make(copies.get(id(x), x) for x in ponder) for ponder in ponders]
+    return copies[id(logits)], [
+        without_details(p, nan) if short else p for p, short in zip(made, brief, strict=True)
+    ]
 
 
 @contextmanager

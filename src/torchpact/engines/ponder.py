@@ -1,11 +1,9 @@
 """What a run without gradients leaves behind, made into a Ponder."""
 
-from functools import cache
-
 import torch
 from torch import Tensor
 
-from torchpact.block import Ponder
+from torchpact.block import Ponder, _decisions
 from torchpact.halting import _steps_from_survival
 from torchpact.modes import Mode
 
@@ -27,30 +25,26 @@ def make_ponder(asked: list[Tensor], iterations: int, steps: Tensor, mode: Mode)
     return Ponder(probs, steps, expected, cost, mode.log_prob(logits, steps))
 
 
-@cache
 def unknown(device: torch.device) -> Tensor:
-    """Return the NaN, one for all, that stands for what a run has not kept."""
-    with torch.inference_mode(False):
-        return torch.full((), torch.nan, device=device)
+    """Return a NaN to stand for what a run has not kept; a new one, for callers may write to it."""
+    return torch.full((), torch.nan, dtype=torch.float32, device=device)
 
 
 def is_unknown(x: Tensor) -> bool:
-    """Return whether a tensor is made of that NaN, which nobody may change.
+    """Return whether a tensor is a single number in many places.
 
     >>> is_unknown(unknown(torch.device("cpu")).expand(2, 3)), is_unknown(torch.full((2, 3), torch.nan))
     (True, False)
     """
-    return x.data_ptr() == unknown(x.device).data_ptr()
+    steps = [step for size, step in zip(x.shape, x.stride(), strict=True) if size > 1]
+    return bool(steps) and not any(steps)
 
 
-def without_details(ponder: Ponder) -> Ponder:
+def without_details(ponder: Ponder, nan: Tensor | None = None) -> Ponder:
     """Return the decisions of a thresholded run alone.
 
     >>> ponder = Ponder(torch.ones(3, 2), torch.tensor([1, 1]), torch.ones(2), torch.ones(2), None)
     >>> without_details(ponder).probs.isnan().all(), without_details(ponder).steps
     (tensor(True), tensor([1, 1]))
     """
-    nan = unknown(ponder.steps.device)
-    return ponder._replace(
-        probs=nan.expand(ponder.probs.shape), expected_steps=nan.expand(ponder.steps.shape)
-    )
+    return _decisions(len(ponder.probs), ponder.steps, ponder.cost, nan)

@@ -22,7 +22,7 @@ from torchpact.engines.folding import Unsupported
 from torchpact.engines.onchip.driver import _check, driver
 from torchpact.engines.onchip.nvrtc import compiled
 from torchpact.engines.recurrent import KINDS
-from torchpact.engines.recurrent_gpu_call import Cell, Piece, Result, UnderWay
+from torchpact.engines.recurrent_gpu_call import Cell, Piece, Places, Result, UnderWay
 from torchpact.models.cells import HaltingUnit
 
 SOURCE = Path(__file__).with_suffix(".cu")
@@ -114,11 +114,12 @@ class Clusters:
         self.bytes = cell.weight_hh.element_size()
         self.most_rows = MOST_OUTPUTS[self.bytes] // cell.hidden_size
         """Of a batch, for which this is the fastest way."""
-        self.places: tuple[Tensor, int, Tensor] | None = None
+        self.places = Places()
 
     def read(self, inputs: Tensor, piece: Piece, result: Result, bound: float) -> None:
         """Read some time steps, of which ``inputs`` are the inputs' part of all gates, without their bias."""
-        args = self._args(inputs, piece, result, bound)
+        places = self.places.of(piece, inputs)
+        args = self._args(inputs, places, piece, result, bound)
         if result.state is not None:
             first = _state.parts(result.state)
             args.first_h, args.first_c = first[0].data_ptr(), first[-1].data_ptr()
@@ -126,17 +127,18 @@ class Clusters:
 
     def finish(self, inputs: Tensor, piece: Piece, result: Result, bound: float, under_way: UnderWay) -> None:
         """Read on what others have begun, whose ``inputs`` have their bias."""
-        args = self._args(inputs, piece, result, bound)
+        places = self.places.of(piece, inputs)
+        args = self._args(inputs, places, piece, result, bound)
         args.input_bias = None
         args.first_h, args.first_c = under_way.h.data_ptr(), under_way.c.data_ptr()
         args.notes, args.odds = under_way.notes.data_ptr(), under_way.odds.data_ptr()
         args.count = under_way.left.data_ptr()
         self._launch(args, under_way.most)
 
-    def _args(self, inputs: Tensor, piece: Piece, result: Result, bound: float) -> Args:
+    def _args(self, inputs: Tensor, places: Tensor, piece: Piece, result: Result, bound: float) -> Args:
         begin, final = piece.rows.start, _state.parts(result.final)
         args = Args.from_buffer_copy(self.weights)
-        args.inputs, args.offsets = inputs.data_ptr(), self._places(piece, inputs).data_ptr()
+        args.inputs, args.offsets = inputs.data_ptr(), places.data_ptr()
         args.h, args.c = final[0].data_ptr(), final[-1].data_ptr()
         args.output = result.output.data_ptr() + begin * self.shape.units * self.bytes
         args.probs = result.probs.data_ptr() + begin * 4
@@ -150,22 +152,16 @@ class Clusters:
         args.slots = min(-(-rows // self.at_once), self.shape.slots)
         self.launch(args, min(-(-rows // args.slots), self.at_once))
 
-    def _places(self, piece: Piece, inputs: Tensor) -> Tensor:
-        """Those of a piece on the device; of the last call, if it was alike and on the same stream."""
-        stream = torch._C._cuda_getCurrentRawStream(inputs.device.index) if inputs.is_cuda else 0
-        kept = self.places
-        if kept is None or kept[0] is not piece.places or kept[1] != stream:
-            places = piece.places.to(inputs.device, torch.int32)
-            self.places = kept = piece.places, stream, places
-        return kept[2]
-
 
 def _address(x: Tensor | None) -> int | None:
     return None if x is None else x.data_ptr()
 
 
 def clusters_for(cell: Cell, head: nn.Module | None, max_steps: int) -> Clusters | None:
-    """Return what reads a layer by clusters; None if its device or its size are others'."""
+    """Return what reads a layer by clusters; None if its device or its size are others'.
+
+    Raises :class:`Unsupported` where they cannot be had after all; memory may be there the next time.
+    """
     weight = cell.weight_hh
     if not weight.is_cuda or weight.dtype not in NUMBERS or cell.hidden_size > MOST_UNITS:
         return None
@@ -173,8 +169,10 @@ def clusters_for(cell: Cell, head: nn.Module | None, max_steps: int) -> Clusters
         return None
     try:
         loaded = _loaded(shape_of(cell), weight.device)
-    except (Unsupported, RuntimeError, OSError):  # no NVRTC, or the device has no such clusters
-        return None
+    except torch.OutOfMemoryError:
+        raise
+    except (RuntimeError, OSError, ImportError) as error:  # of NVRTC, or of the driver
+        raise Unsupported(f"recurrent: no clusters ({error})") from error
     return Clusters(cell, head, max_steps, loaded, loaded.at_once)
 
 

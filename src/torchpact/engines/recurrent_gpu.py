@@ -4,7 +4,8 @@ As on a CPU (:mod:`~torchpact.engines.recurrent`), sequences do not keep step. T
 is one matrix product. Layers of up to 512 units are then read by one launch, on GPUs that have clusters, if
 the batch is not too large (``recurrent_cluster``). For others every iteration moves all rows that are under
 way: a product by cuBLAS, in the precision that torch is set to for it, and one Triton kernel that does the
-rest (``recurrent_gpu_lane``).
+rest, in CUDA graphs (``recurrent_gpu_lane``). Where there are clusters, they finish what graphs began, once
+few enough rows are left, unless torch is set to deterministic algorithms.
 
 For torch's own cells with a halting unit, thresholded, in single and half precision. The weights are read
 where they are, so that changes need no notice; graphs are made anew when a weight is another tensor. For all
@@ -26,6 +27,7 @@ from torch.nn.utils.rnn import PackedSequence
 from torchpact import _state
 from torchpact._state import State
 from torchpact.block import AdaptiveBlock, Ponder
+from torchpact.engines.folding import Unsupported
 from torchpact.engines.native import switched_off
 from torchpact.engines.recurrent import KINDS, _never_halts
 from torchpact.engines.recurrent_cluster import Clusters, clusters_for
@@ -151,6 +153,8 @@ class RecurrentGPU:
     def __init__(self, block: AdaptiveBlock, weights: Weights) -> None:
         self.problem: str | None = None
         """Why there are no kernels after all, once it was tried."""
+        self.without_clusters: str | None = None
+        """Why graphs have to do alone, on a device that should have clusters."""
         self.cell, self.head, self.max_steps = *map(ref, _parts_of(block)), block.max_steps
         self._weights = [(ref(p), p.data_ptr()) for p in weights]
         cell = self.cell()
@@ -267,7 +271,10 @@ class RecurrentGPU:
             if not self._asked_for_clusters:
                 cell = self.cell()
                 assert isinstance(cell, Cell)
-                self._clusters = clusters_for(cell, self.head(), self.max_steps)
+                try:
+                    self._clusters = clusters_for(cell, self.head(), self.max_steps)
+                except Unsupported as reason:
+                    self.without_clusters = str(reason)
                 self._asked_for_clusters = True
 
     def _lane(self, batch: int) -> Lane:

@@ -79,6 +79,25 @@ class Piece(NamedTuple):
     """How many sequences are so long."""
 
 
+class Places:
+    """Those of the last piece, on the device.
+
+    Kept for the stream they were made on: once dropped, their memory is that stream's, whoever else reads it.
+    """
+
+    def __init__(self) -> None:
+        self.kept: tuple[Tensor, int, Tensor] | None = None
+
+    def of(self, piece: Piece, inputs: Tensor) -> Tensor:
+        """Return those of a piece where its ``inputs`` are; to be held until what reads them is launched."""
+        stream = torch._C._cuda_getCurrentRawStream(inputs.device.index) if inputs.is_cuda else 0
+        kept = self.kept
+        if kept is None or kept[0] is not piece.places or kept[1] != stream:
+            places = piece.places.to(inputs.device, torch.int32)
+            self.kept = kept = piece.places, stream, places
+        return kept[2]
+
+
 def pieces_of(sizes: Tensor, most: int) -> list[Piece]:
     """Cut time steps of so many sequences each into pieces of at most so many rows, but at least one step.
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from torchpact import _state
 from torchpact.engines.recurrent import KINDS
-from torchpact.engines.recurrent_gpu_call import Cell, Piece, Result, UnderWay
+from torchpact.engines.recurrent_gpu_call import Cell, Piece, Places, Result, UnderWay
 from torchpact.models.cells import HaltingUnit
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ class Lane:
             "ASKS": unit is not None, "HEAD_BIASED": asked[1] is not None,
         }  # fmt: skip
         self.lock = threading.Lock()
-        self.places: tuple[Tensor, Tensor] | None = None
+        self.places = Places()
         self.clusters = None if fixed else clusters
         least = LEAST_ROWS if weight.dtype == torch.float32 else LEAST_ROWS // 2
         if self.clusters is not None:
@@ -132,15 +132,14 @@ class Lane:
             done.synchronize()
 
     def _begin(self, inputs: Tensor, piece: Piece, result: Result, bound: float) -> None:
-        if self.places is None or self.places[0] is not piece.places:
-            self.places = piece.places, piece.places.to(inputs.device, torch.int32)
         self.flag.copy_(self.column)
         final, filled = _state.parts(result.final), result.of(piece.rows)
         first = tuple(map(torch.zeros_like, final)) if result.state is None else _state.parts(result.state)
         filled[1].fill_(1.0)
+        places = self.places.of(piece, inputs)
         self.kernels.begin[(piece.batch,)](
             self.table, self.bound, bound, piece.batch, result.rows, first[0], first[-1],
-            inputs, self.places[1], final[0], final[-1], *filled, *self._known(0), self.counts[0],
+            inputs, places, final[0], final[-1], *filled, *self._known(0), self.counts[0],
             **self.shape, LSTM=self.cell["KIND"] == 0, num_warps=self.warps,
         )  # fmt: skip
 

@@ -46,5 +46,5 @@ def in_turns(
 
 def _now() -> float:
     if torch.cuda.is_available() and torch.cuda.is_initialized():
-        torch.cuda.synchronize()
+        torch.cuda.synchronize()  # the current device, which candidates run on
     return time.perf_counter()

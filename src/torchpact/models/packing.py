@@ -13,14 +13,11 @@ from torchpact.block import Ponder
 
 
 def pack(
-    input: Tensor | PackedSequence,
-    lengths: Tensor | Sequence[int] | None,
-    features: int,
-    batch_first: bool,
+    input: Tensor | PackedSequence, lengths: Tensor | Sequence[int] | None, features: int
 ) -> PackedSequence:
-    """Check a batch of sequences of so many features, and take its padding out.
+    """Take the padding out of a batch of sequences of so many features: of what ``time_first`` returns.
 
-    >>> pack(torch.randn(2, 3, 8), [1, 3], features=8, batch_first=True).batch_sizes
+    >>> pack(torch.randn(3, 2, 8), [1, 3], features=8).batch_sizes
     tensor([2, 1, 1])
     """
     if isinstance(input, PackedSequence):
@@ -30,11 +27,10 @@ def pack(
             given = tuple(input.data.shape)
             raise ValueError(f"expected a PackedSequence of {features} features, got data of shape {given}")
         return input
-    by_time = time_first(input, features, batch_first)
-    time, batch = by_time.shape[:2]
+    time, batch = input.shape[:2]
     if lengths is None:
-        return PackedSequence(by_time.reshape(time * batch, features), torch.full((time,), batch))
-    return pack_padded_sequence(by_time, _check_lengths(lengths, batch, time), enforce_sorted=False)
+        return PackedSequence(input.reshape(time * batch, features), torch.full((time,), batch))
+    return pack_padded_sequence(input, _check_lengths(lengths, batch, time), enforce_sorted=False)
 
 
 def time_first(input: Tensor, features: int, batch_first: bool) -> Tensor:

@@ -129,12 +129,17 @@ class AdaptiveRNN(nn.Module):
         """Return the outputs, the final state, and what every time step did."""
         mode = self.block.mode if mode is None else as_mode(mode)
         kernels = self.compact and not torch.is_grad_enabled()
-        if kernels and lengths is None and isinstance(input, Tensor):
-            found = self._whole(time_first(input, self.input_size, self.batch_first), state, mode)
+        if isinstance(input, PackedSequence):
+            packed = pack(input, lengths, self.input_size)
+            self._check_state(state, int(packed.batch_sizes[0]))
+        else:
+            by_time = time_first(input, self.input_size, self.batch_first)
+            self._check_state(state, by_time.size(1))
+            found = self._whole(by_time, state, mode) if kernels and lengths is None else None
             if found is not None:
                 return found
-        packed = pack(input, lengths, self.input_size, self.batch_first)
-        u = self._initial_state(state, packed, int(packed.batch_sizes[0]))
+            packed = pack(by_time, lengths, self.input_size)
+        u = self._initial_state(state, packed)
         read = self._compiled(packed.data, u, mode) if kernels else None
         outputs, final, ponder = (read or self._read)(packed, u, mode)
         if packed.unsorted_indices is not None:
@@ -151,8 +156,6 @@ class AdaptiveRNN(nn.Module):
     def _whole(self, by_time: Tensor, state: State | None, mode: Mode) -> tuple[Tensor, State, Ponder] | None:
         """What a GPU's kernels return for sequences that are all as long, with as little else as can be."""
         time, batch = by_time.shape[:2]
-        if state is not None:
-            self._check_state(state, batch)
         gpu = self._on_gpu(by_time, state, batch, mode)
         if gpu is None:
             return None
@@ -220,8 +223,10 @@ class AdaptiveRNN(nn.Module):
         >>> outputs.shape, logits.shape
         (torch.Size([5, 3, 16]), torch.Size([5, 3]))
         """
-        packed = pack(input.unsqueeze(0), None, self.input_size, batch_first=False)
-        u = self._initial_state(state, packed, len(input))
+        by_time = time_first(input.unsqueeze(0), self.input_size, batch_first=False)
+        packed = pack(by_time, None, self.input_size)
+        self._check_state(state, len(input))
+        u = self._initial_state(state, packed)
         first, again = (F.pad(packed.data, (0, 1), value=flag) for flag in (1.0, 0.0))
         outputs, logits = [], []
         for iteration in range(1, self.max_steps + 1):
@@ -260,18 +265,20 @@ class AdaptiveRNN(nn.Module):
         like = torch.cat(always)[:, 0]
         return self.block._ponder([logits[:, 0] for logits in asked], like, steps, mode, learning)
 
-    def _initial_state(self, state: State | None, packed: PackedSequence, batch: int) -> State:
-        data = packed.data
+    def _initial_state(self, state: State | None, packed: PackedSequence) -> State:
         if state is None:
+            data, batch = packed.data, int(packed.batch_sizes[0])
             # in the precision of the input, as torch's cells do it
             return _state.map_state(lambda part: data.new_zeros(batch, part.size(1)), self._example)
-        self._check_state(state, batch)
         return state if packed.sorted_indices is None else rows_of(state, packed.sorted_indices)
 
-    def _check_state(self, state: State, batch: int) -> None:
-        expected = _state.shape_of(_state.map_state(lambda part: part.expand(batch, -1), self._example))
-        if _state.shape_of(state) != expected:
-            raise ValueError(f"expected an initial state of shape {expected}, got {_state.shape_of(state)}")
+    def _check_state(self, state: State | None, batch: int) -> None:
+        if state is None:
+            return
+        shapes = tuple((batch, part.size(1)) for part in _state.parts(self._example))
+        expected, given = shapes[0] if isinstance(self._example, Tensor) else shapes, _state.shape_of(state)
+        if given != expected:
+            raise ValueError(f"expected an initial state of shape {expected}, got {given}")
 
 
 @cache

@@ -7,11 +7,10 @@ import torch
 
 import torchpact as tp
 from tests.engines.networks import lively, relative, tell_heads
-from tests.engines.onchip.emulation import counted, engine, needs_compiler, reference, tame
+from tests.engines.onchip.emulation import counted, engine, needs_compiler, plans, reference, tame
 from torchpact.bench.blobs import with_blobs
 from torchpact.engines import Unsupported
 from torchpact.engines.onchip import OnChip
-from torchpact.engines.onchip.plan import plans
 
 PRECISION = {torch.float16: 1e-3, torch.bfloat16: 1e-2}
 

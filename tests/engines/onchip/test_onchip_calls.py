@@ -8,13 +8,12 @@ import torch
 
 import torchpact as tp
 from tests.engines.networks import lively, relative
-from tests.engines.onchip.emulation import engine, needs_compiler, reference, tame
+from tests.engines.onchip.emulation import H200, engine, needs_compiler, reference, tame
 from torchpact.engines import FoldedBlock, Unsupported, deploy, deployment, onchip
 from torchpact.engines.deployed import Whole
 from torchpact.engines.graphs import Graphed
 from torchpact.engines.onchip import OnChip
 from torchpact.engines.onchip import engine as onchip_engine
-from torchpact.engines.onchip.plan import H200
 
 
 @needs_compiler
@@ -58,6 +57,66 @@ def test_what_was_returned_stays_as_it_is():
     fast(torch.randn(2, 3, 8, 8).half())
     after = [logits, *(x for ponder in ponders for x in ponder[:4])]
     assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
+
+
+@needs_compiler
+def test_details_and_nans_are_each_block_s_and_each_call_s_own():
+    model = tame(lively(2, units=2)).half()
+    model.blocks[0].details = False
+    model.blocks[1].mode, model.blocks[1].details = tp.Discrete(), False
+    fast, images = engine(model), torch.randn(2, 3, 8, 8).half()
+    _, before = fast(images)
+    fast(images)[1][0].probs[0, 0, 0, 0, 0].zero_()
+    _, after = fast(images)
+    for ponders in (before, after):
+        assert [bool(ponder.probs.isnan().any()) for ponder in ponders] == [True, False, False]
+        assert ponders[0].probs.isnan().all()
+        assert ponders[0].expected_steps.isnan().all()
+
+
+def _counting(model, monkeypatch, fails=lambda plan: False):
+    """An engine on a device so small that batches of all sizes have the same plans; what it loads; pools."""
+    loaded, pools = [], []
+
+    class Pool(ThreadPoolExecutor):
+        def __init__(self, *args):
+            pools.append(args)
+            super().__init__(*args)
+
+    def load(plan):
+        loaded.append(plan)
+        if fails(plan):
+            raise Unsupported("onchip: NVRTC failed")
+        return lambda args, ctas: None
+
+    monkeypatch.setattr(onchip_engine, "ThreadPoolExecutor", Pool)
+    blocks = [FoldedBlock(block) for block in model.blocks]
+    return OnChip(model, blocks, load, replace(H200, multiprocessors=1)), loaded, pools
+
+
+def test_kernels_are_loaded_once_for_all_batches(monkeypatch):
+    fast, loaded, pools = _counting(lively(units=2).half(), monkeypatch)
+    sizes = [(8, 8, batch) for batch in (1024, 2048, 4096)]
+    assert len({tuple(plans[0] for plans in fast.candidates(*size)) for size in sizes}) == 1
+    for size in sizes:
+        fast.prepare(*size)
+    assert len(loaded) == 3
+    assert len(pools) == 1
+
+
+def test_threads_that_come_at_once_load_a_kernel_once(monkeypatch):
+    fast, loaded, _ = _counting(lively(units=2).half(), monkeypatch)
+    with ThreadPoolExecutor(4) as pool:
+        assert len({tuple(each) for each in pool.map(lambda _: fast.prepare(8, 8, 4), range(8))}) == 1
+    assert len(loaded) == 3
+
+
+def test_what_does_not_compile_is_not_compiled_again(monkeypatch):
+    fast, loaded, _ = _counting(lively(units=2).half(), monkeypatch, lambda plan: plan.last)
+    for batch in (4, 4):
+        with pytest.raises(Unsupported, match="onchip: NVRTC failed"):
+            fast(torch.zeros(batch, 3, 8, 8).half())
+    assert len(loaded) == 3
 
 
 @pytest.mark.parametrize(
@@ -116,8 +175,12 @@ def test_deployed_on_a_gpu_it_runs_without_a_graph_and_in_one_of_the_caller(deta
     graph.replay()
     assert torch.equal(logits, expected[0][0])
     assert torch.equal(ponders[0].steps, expected[0][1][0].steps)
-    for _ in range(3):  # which the blocks run, then in a graph
-        assert fast(torch.randn(2, 3, 18, 18).half().cuda())[0].isfinite().all()
+    odd = [torch.randn(2, 3, 18, 18).half().cuda() for _ in range(3)]
+    for images, (logits, ponders) in zip(odd, map(fast, odd), strict=True):  # the blocks, then in a graph
+        wanted, references = reference(model.cpu(), images.cpu())
+        assert relative(logits.cpu(), wanted) < 1e-2
+        for ponder, other in zip(ponders, references, strict=True):
+            assert (ponder.steps.cpu() == other.steps).double().mean() > 0.95  # of 50 or more
 
 
 @pytest.mark.gpu

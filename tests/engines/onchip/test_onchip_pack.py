@@ -1,5 +1,9 @@
 """What the host prepares for the kernel: fragments, norms, and machine code."""
 
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -7,9 +11,10 @@ import torch
 from torch.nn import functional as F
 
 from tests.engines.networks import lively
+from tests.engines.onchip.emulation import H200, plans
 from torchpact.engines.folding import Unsupported
 from torchpact.engines.onchip import nvrtc, pack
-from torchpact.engines.onchip.plan import H200, Device, candidates, plans
+from torchpact.engines.onchip.plan import Device, candidates
 
 
 def unpacked(packed, k, n):
@@ -105,6 +110,51 @@ def test_what_else_may_be_tried_compiles(tmp_path, monkeypatch):
     assert len({*others} - {*plans(**shape)}) == 4
     for plan in others:
         assert nvrtc.compile_block(plan, "sm_90")[:4] == b"\x7fELF"
+
+
+@pytest.fixture
+def found_anew():
+    nvrtc._compiler.cache_clear()
+    yield
+    nvrtc._compiler.cache_clear()
+
+
+class _Slow(ModuleType):
+    """A package that is being imported: two threads in it at once are one too many."""
+
+    inside = most = 0
+
+    def __getattr__(self, name):
+        if name.startswith("__"):
+            raise AttributeError(name)
+        type(self).inside += 1
+        type(self).most = max(self.most, self.inside)
+        time.sleep(0.02)
+        type(self).inside -= 1
+        return name
+
+
+def _installed(monkeypatch, core):
+    bindings: Any = ModuleType("cuda.bindings")
+    bindings.nvrtc = SimpleNamespace(nvrtcVersion=lambda: (0, 13, 0))
+    for name, module in {"cuda": ModuleType("cuda"), "cuda.bindings": bindings, "cuda.core": core}.items():
+        monkeypatch.setitem(sys.modules, name, module)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
+
+
+def test_threads_import_cuda_core_one_after_the_other(monkeypatch, found_anew):
+    _installed(monkeypatch, _Slow("cuda.core"))
+    with ThreadPoolExecutor(4) as pool:
+        found = [each.result() for each in [pool.submit(nvrtc.compiler) for _ in range(4)]]
+    assert _Slow.most == 1
+    assert {version for _, version in found} == {"cuda.core, NVRTC 13.0"}
+    assert {getattr(route, "args", None) for route, _ in found} == {("Program", "ProgramOptions")}
+
+
+def test_a_cuda_core_without_programs_leaves_it_to_the_library(monkeypatch, found_anew):
+    _installed(monkeypatch, ModuleType("cuda.core"))
+    monkeypatch.setattr(nvrtc, "_library", lambda: SimpleNamespace(nvrtcVersion=lambda *_: 0))
+    assert nvrtc.compiler() == (nvrtc._by_library, "NVRTC 0.0")
 
 
 def test_a_compiler_that_fails_says_why():

@@ -15,6 +15,7 @@ from torchpact.engines.onchip.plan import Plan
 _SHARED_LIMIT = 97  # CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN
 _LOCAL_BYTES, _REGISTERS = 3, 4  # CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES, _NUM_REGS
 _DYNAMIC_SHARED, _CARVEOUT = 8, 9  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, _PREFERRED_…
+_OUT_OF_MEMORY = 2  # CUDA_ERROR_OUT_OF_MEMORY
 
 
 def load(plan: Plan, device: torch.device) -> "LoadedBlock":
@@ -105,4 +106,5 @@ def _check(status: int, cuda: ctypes.CDLL | None = None) -> None:
         text = c_char_p()
         (cuda or driver()).cuGetErrorString(status, byref(text))
         message = (text.value or b"unknown").decode()
-        raise RuntimeError(f"onchip: the CUDA driver said {status}, {message}")
+        kind = torch.OutOfMemoryError if status == _OUT_OF_MEMORY else RuntimeError
+        raise kind(f"the CUDA driver said {status}, {message}")

@@ -9,21 +9,27 @@ precision does at 0.9996 of the positions or more, bfloat16 at 0.997 or more.
 
 import ctypes
 import math
+import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from ctypes import c_float, c_int32, c_int64, c_void_p
-from functools import cache, partial
+from functools import partial
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
-from torchpact.block import Ponder
+from torchpact.block import Ponder, _decisions
 from torchpact.engines.folding import FoldedBlock, Unsupported
-from torchpact.engines.onchip.pack import pack_convolutions, pack_heads, pack_last, pack_norms, pack_stem
+from torchpact.engines.onchip.pack import (
+    pack_convolutions,
+    pack_heads,
+    pack_last,
+    pack_norms,
+    pack_pools,
+    pack_stem,
+)
 from torchpact.engines.onchip.plan import Device, Plan, candidates
-from torchpact.engines.ponder import unknown
 from torchpact.engines.timing import interleaved
 from torchpact.models.resnet import ResNet
 from torchpact.modes import Discrete, Mode, Thresholded
@@ -94,12 +100,15 @@ class OnChip:
         self, net: ResNet, blocks: Sequence[FoldedBlock], load: Callable[[Plan], Kernel], device: Device
     ) -> None:
         self.config, self.dtype = net.config, net.stem.weight.dtype
-        self.load, self.device = cache(load), device
+        self.load, self.device = load, device
+        self.loaded: dict[Plan, Kernel | str] = {}  # or why it cannot be
+        self._loading = threading.Lock()
         self.stem, self.last = pack_stem(net.stem), pack_last(net.norm, net.classifier)
         common = {"stem": self.stem.data_ptr(), "last": self.last.data_ptr()}
         self.weights = [
             _Weights(block, folded, common) for block, folded in zip(net.blocks, blocks, strict=True)
         ]
+        self.brief = any(weights.adaptive and not weights.details for weights in self.weights)
         self.kernels: dict[tuple[int, int, int], list[tuple[Plan, Kernel]]] = {}
         self.candidates(net.config.image_size, net.config.image_size, 1)  # which may fail
 
@@ -122,21 +131,37 @@ class OnChip:
         """Return the kernels for so many images of this size, compiled at the first."""
         size = (height, width, batch)
         if size not in self.kernels:
-            self.kernels[size] = self._loaded([plans[0] for plans in self.candidates(*size)])
+            self.kernels[size] = self._with_kernels([plans[0] for plans in self.candidates(*size)])
         return self.kernels[size]
 
-    def _loaded(self, plans: Sequence[Plan]) -> list[tuple[Plan, Kernel]]:
-        with ThreadPoolExecutor(8) as pool:  # each takes seconds to compile
-            return list(zip(plans, pool.map(self.load, plans), strict=True))
+    def _with_kernels(self, plans: Sequence[Plan]) -> list[tuple[Plan, Kernel]]:
+        with self._loading:
+            new = [plan for plan in dict.fromkeys(plans) if plan not in self.loaded]
+            if new:
+                with ThreadPoolExecutor(8) as pool:  # each takes seconds to compile
+                    self.loaded.update(zip(new, pool.map(self._load, new), strict=True))
+        found = []
+        for plan in plans:
+            kernel = self.loaded[plan]
+            if isinstance(kernel, str):
+                raise Unsupported(kernel)
+            found.append((plan, kernel))
+        return found
+
+    def _load(self, plan: Plan) -> Kernel | str:
+        try:
+            return self.load(plan)
+        except Unsupported as problem:
+            return str(problem)
 
     def tune(self, images: Tensor) -> None:
         """For images of this size, take the kernels that are the fastest with these."""
         height, width = images.shape[2:]
         by_block = self.candidates(height, width, len(images))
-        self._loaded([plan for plans in by_block for plan in plans])
+        self._with_kernels([plan for plans in by_block for plan in plans])
         chosen, u = [], images
         for plans, weights in zip(by_block, self.weights, strict=True):
-            ways = {str(i): (plan, self.load(plan)) for i, plan in enumerate(plans)}
+            ways = {str(i): way for i, way in enumerate(self._with_kernels(plans))}
             if len(ways) > 1:
                 runs = {name: partial(weights.run, *way, u) for name, way in ways.items()}
                 seconds = interleaved(runs, seconds=0.1, most=50)
@@ -151,11 +176,15 @@ class OnChip:
         """Run the network."""
         batch, _, height, width = images.shape
         ponders: list[Ponder] = []
-        u = images
+        u, nan = images, None
+        if self.brief:
+            nan = torch.empty((), dtype=torch.float32, device=images.device)
         for (plan, kernel), weights in zip(self.prepare(height, width, batch), self.weights, strict=True):
-            u, ponder = weights.run(plan, kernel, u)
+            u, ponder = weights.run(plan, kernel, u, nan)
             if ponder is not None:
                 ponders.append(ponder)
+        if nan is not None:
+            nan.fill_(torch.nan)  # last, for the first kernel waits for the host
         return u, ponders
 
 
@@ -172,29 +201,31 @@ class _Weights:
         self.units, self.adaptive = len(units), bool(heads)
         self.details, self.draws = folded.details, self.adaptive and isinstance(self.mode, Discrete)
         self.channels = units[-1].conv2.weight.size(0)
-        unknown(units[-1].conv2.weight.device)  # not made while a graph is captured
         self.convolutions, self.norms = pack_convolutions(units), pack_norms(units)
         self.common = common | {"weights": self.convolutions.data_ptr(), "norms": self.norms.data_ptr()}
         if heads:
             heads = heads[: self.units - 1]
             self.heads = pack_heads(heads)
             self.common["heads"] = self.heads.data_ptr()
-            self.pools = torch.cat([head.linear.weight.detach().float() for head in heads])
-            self.biases = torch.stack([F.pad(head.linear.bias.detach().float(), (0, 3)) for head in heads])
-        self.scaled: dict[int, Tensor] = {}
-        self.known: dict[tuple[int, int], Args] = {}
+            self.pools = pack_pools(heads)
+            self.common["pools"] = self.pools.data_ptr()
+        self.known: dict[int, Args] = {}
 
-    def run(self, plan: Plan, kernel: Kernel, u: Tensor) -> tuple[Tensor, Ponder | None]:
-        """Run the block on a map, or the first one on images."""
+    def run(
+        self, plan: Plan, kernel: Kernel, u: Tensor, nan: Tensor | None = None
+    ) -> tuple[Tensor, Ponder | None]:
+        """Run the block on a map, or the first one on images; what is not kept is ``nan``."""
         batch = len(u)
-        args = self.args(batch, plan.height * plan.width)
+        args = self.args(batch)
         output = u.new_empty(
             (batch, plan.classes) if plan.last else (batch, plan.height, plan.width, plan.channels)
         )
         args.input, args.output = u.data_ptr(), output.data_ptr()
         if plan.entry_stride == 1:
             args.image_stride, args.channel_stride, args.row_stride, args.column_stride = u.stride()
-        ponder = self.ponder(args, (batch, 1, plan.height, plan.width), u) if self.adaptive else None
+        ponder = None
+        if self.adaptive:
+            ponder = self.ponder(args, (batch, 1, plan.height, plan.width), u.device, nan)
         if ponder is not None and self.draws:
             bounds = self.drawn(ponder.probs)
             args.bounds, args.keep_logits = bounds.data_ptr(), True
@@ -205,28 +236,22 @@ class _Weights:
             ponder = ponder._replace(probs=torch.sigmoid(ponder.probs), log_prob=score)
         return output, ponder
 
-    def args(self, batch: int, pixels: int) -> Args:
+    def args(self, batch: int) -> Args:
         """Return an argument with what does not change from call to call."""
-        if (batch, pixels) not in self.known:
+        if batch not in self.known:
             args = Args(batch=batch, units=self.units, **self.common)
-            if self.adaptive:
-                if pixels not in self.scaled:
-                    self.scaled[pixels] = torch.cat([self.pools / pixels, self.biases], 1)
-                args.pools = self.scaled[pixels].data_ptr()
             if isinstance(self.mode, Thresholded):
                 args.bound = math.log(self.mode.threshold) - math.log1p(-self.mode.threshold)
-            self.known[batch, pixels] = args
-        return Args.from_buffer_copy(self.known[batch, pixels])
+            self.known[batch] = args
+        return Args.from_buffer_copy(self.known[batch])
 
-    def ponder(self, args: Args, shape: tuple[int, ...], like: Tensor) -> Ponder:
+    def ponder(self, args: Args, shape: tuple[int, ...], device: torch.device, nan: Tensor | None) -> Ponder:
         """Return what the kernel is going to fill, and tell it where that is."""
-        device = like.device
         steps = torch.empty(shape, dtype=torch.long, device=device)
         cost = torch.empty(shape, dtype=torch.float32, device=device)
         args.steps, args.cost = steps.data_ptr(), cost.data_ptr()
         if not self.details:
-            nan = unknown(device)
-            return Ponder(nan.expand(self.units, *shape), steps, nan.expand(shape), cost, None)
+            return _decisions(self.units, steps, cost, nan)
         probs = torch.empty((self.units, *shape), dtype=torch.float32, device=device)
         expected = torch.empty(shape, dtype=torch.float32, device=device)
         args.probs, args.expected = probs.data_ptr(), expected.data_ptr()

@@ -1,13 +1,13 @@
 // The halting heads: the means that they see, their 3×3 convolutions, and what they decide.
 #pragma once
 
-// What all logits of an image share: what the warps added up, and the bias. The lane of the image's first warp has it.
+// What all logits of an image share: what the warps added up, as a mean, and the bias. The image's first lane has it.
 DEVICE float share() {
     const int lane = threadIdx.x % 32;
     float sum = lane < IMAGES * WARPS ? at<float>(DOTS + 4 * lane) : 0.0f;
 #pragma unroll
     for (int other = 1; other < WARPS; other *= 2) sum += __shfl_xor_sync(~0u, sum, other);
-    return sum + at<float>(POOLS + 4 * CHANNELS);
+    return sum * (1.0f / PLANE) + at<float>(POOLS + 4 * CHANNELS);
 }
 
 // Where the rows of u are that logits of a pixel read, or of as many as TALL says.

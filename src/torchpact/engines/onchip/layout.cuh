@@ -9,7 +9,7 @@ struct Args {
     const uint4* weights;      // of all convolutions, as fragments
     const float* norms;        // of every unit: scale and shift before its convolutions, CHANNELS each
     const uint4* heads;        // taps of the halting heads, see HEADS
-    const float* pools;        // of every head: weights of the mean, divided by the number of pixels; the bias, thrice 0
+    const float* pools;        // of every head: weights of the mean; the bias, thrice 0
     const uint4* stem;         // as fragments
     const float* last;         // scale and shift of the last norm, weights of the classes, biases
     const float* bounds;       // what logits must exceed to halt: (units - 1, batch, pixels), or null

@@ -7,10 +7,12 @@ comes with PyTorch for CUDA. The user's cache keeps what was compiled.
 import ctypes
 import hashlib
 import importlib.util
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from ctypes import byref, c_char_p, c_size_t, c_void_p
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
+from typing import Any
 
 from torchpact._files import user_cache, write_whole
 from torchpact.engines.folding import Unsupported
@@ -44,17 +46,24 @@ def compiled(name: str, source: str, macros: dict[str, int], arch: str, parts: S
 
 Route = Callable[[str, dict[str, int], str], bytes]
 
+_finding = threading.Lock()
 
-@cache
+
 def compiler() -> tuple[Route, str]:
     """Return a way to compile, and its name and version."""
+    with _finding:  # threads that import cuda.core at once see a part of it
+        return _compiler()
+
+
+@cache
+def _compiler() -> tuple[Route, str]:
     if importlib.util.find_spec("cuda") is not None and importlib.util.find_spec("cuda.core") is not None:
         try:
-            importlib.import_module("cuda.core")  # now, and not by several threads at once
             from cuda.bindings import nvrtc
+            from cuda.core import Program, ProgramOptions
 
             _, major, minor = nvrtc.nvrtcVersion()
-            return _by_cuda_core, f"cuda.core, NVRTC {major}.{minor}"
+            return partial(_by_cuda_core, Program, ProgramOptions), f"cuda.core, NVRTC {major}.{minor}"
         except (ImportError, RuntimeError):  # without NVRTC itself
             pass
     library = _library()
@@ -63,13 +72,11 @@ def compiler() -> tuple[Route, str]:
     return _by_library, f"NVRTC {major.value}.{minor.value}"
 
 
-def _by_cuda_core(source: str, macros: dict[str, int], arch: str) -> bytes:
-    from cuda.core import Program, ProgramOptions
-
+def _by_cuda_core(program: Any, options_of: Any, source: str, macros: dict[str, int], arch: str) -> bytes:
     defined = [f"{name}={value}" for name, value in macros.items()]
-    options = ProgramOptions(std=STANDARD, arch=arch, define_macro=defined, include_path=str(SOURCE.parent))
+    options = options_of(std=STANDARD, arch=arch, define_macro=defined, include_path=str(SOURCE.parent))
     try:
-        return bytes(Program(source, "c++", options).compile("cubin").code)
+        return bytes(program(source, "c++", options).compile("cubin").code)
     except Exception as error:  # of a class of its own, which moved between versions
         raise Unsupported(f"onchip: NVRTC failed for {arch} ({_first_error(str(error))})") from error
 

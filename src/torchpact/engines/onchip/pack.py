@@ -60,6 +60,12 @@ def pack_heads(heads: Sequence[HaltingHead]) -> Tensor:
     return torch.stack(packed)
 
 
+def pack_pools(heads: Sequence[HaltingHead]) -> Tensor:
+    """Return [heads][channels + 4]: the weights of the mean, then the bias and three zeros."""
+    rows = [[head.linear.weight.detach()[0], F.pad(head.linear.bias.detach(), (0, 3))] for head in heads]
+    return torch.stack([torch.cat(row).float() for row in rows])
+
+
 def pack_stem(stem: nn.Conv2d) -> Tensor:
     """Return the weights of the stem with four inputs, the last of them zero, and twelve taps."""
     weight = F.pad(stem.weight.detach(), (0, 0, 0, 0, 0, 1))

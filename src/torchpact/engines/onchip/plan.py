@@ -6,9 +6,6 @@ from dataclasses import dataclass, replace
 
 from torchpact.engines.folding import Unsupported
 
-SHARED_LIMIT = 227 * 1024
-"""What a CTA may have where a multiprocessor has most: 163 KB on sm_80, 227 KB on sm_90."""
-
 
 def _plane(pixels: int, chunks: int) -> int:
     """Return the bytes of eight channels of these pixels; see ``plane_of`` of the kernel."""
@@ -66,29 +63,8 @@ class Plan:
 class Device:
     """What a plan has to know of the GPU."""
 
-    shared: int  # bytes that a CTA may have
+    shared: int  # bytes that a CTA may have: 163 KB on sm_80, 227 KB on sm_90
     multiprocessors: int
-
-
-H200 = Device(SHARED_LIMIT, 132)
-
-
-def plans(
-    channels: tuple[int, ...],
-    height: int,
-    width: int,
-    classes: int,
-    half: bool,
-    adaptive: bool = True,
-    batch: int = 1024,
-    device: Device = H200,
-) -> list[Plan]:
-    """Return the likeliest plan for every block of a network for images of this size.
-
-    >>> [plan.images for plan in plans((16, 32, 64), 32, 32, classes=10, half=False)]
-    [1, 2, 2]
-    """
-    return [each[0] for each in candidates(channels, height, width, classes, half, adaptive, batch, device)]
 
 
 def candidates(
