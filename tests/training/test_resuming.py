@@ -60,7 +60,8 @@ def test_killed_before_its_first_checkpoint_a_warm_start_is_asked_for(tmp_path):
 
 
 def test_what_is_written_of_a_finished_run_stays(tmp_path):
-    trainer(tmp_path).run()
+    results = trainer(tmp_path).run()
+    assert list(trainer(tmp_path, resume=True).run()) == list(results)  # the modes in their order, too
     written = record(tmp_path) | {"processes": 7, "versions": {"torch": "of then"}}
     (tmp_path / "run.json").write_text(json.dumps(written))
     trainer(tmp_path, resume=True).run()

@@ -52,7 +52,7 @@ def save_checkpoint(
     {'iteration': 3}
     """
     stored = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
-    text = json.dumps(info, sort_keys=True)
+    text = json.dumps(info)
     metadata = {"format": FORMAT, "info": text, "sha256": _digest(stored, text)}
     write_whole(path, save(stored, metadata), keep)
 
