@@ -173,7 +173,8 @@ def test_rows_are_counted_anew_in_every_gathering(hidden):
     final = (torch.zeros(5, hidden, device=DEVICE),)
     result = recurrent_gpu_call.Result(x.flatten(0, 1), None, final, 3)
     piece = recurrent_gpu_call.Piece(slice(0, 15), torch.tensor([0, 5, 10, 15, 15]), 5)
-    lane._begin(torch.zeros(15, hidden, device=DEVICE), piece, result, math.inf)
+    inputs = torch.zeros(15, hidden, device=DEVICE)  # of which the lane has but the address
+    lane._begin(inputs, piece, result, math.inf)
     for left in (5, 5, 0):  # nobody halts before the third of three iterations, nine in all
         lane._iterate(6)
         assert lane.counts[0, 0] == left
