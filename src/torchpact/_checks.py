@@ -1,6 +1,7 @@
 """Checks of what users hand in, made once at the public entry points; inner code trusts its inputs."""
 
 import math
+from collections.abc import Iterable
 from numbers import Integral, Real
 
 import torch
@@ -73,6 +74,16 @@ def check_count(name: str, value: int, minimum: int = 1, maximum: int | None = N
     if maximum is not None and value > maximum:
         raise ValueError(f"expected {name} to be an integer of at most {maximum}, got {value!r}")
     return int(value)
+
+
+def check_choice(name: str, value: object, choices: Iterable[str]) -> None:
+    """Refuse what is not among the choices.
+
+    >>> check_choice("precision", "fp32", ["fp32", "bf16"])
+    """
+    choices = list(choices)
+    if value not in choices:
+        raise ValueError(f"expected {name} to be one of {', '.join(choices)}; got {value!r}")
 
 
 def at_least_single(x: Tensor) -> Tensor:

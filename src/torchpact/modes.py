@@ -123,10 +123,18 @@ class Thresholded(Mode):
     def __post_init__(self) -> None:
         check_number("threshold", self.threshold, 0, 1, open_low=True, open_high=True)
 
+    @property
+    def bound(self) -> float:
+        """What logits must exceed for a halt.
+
+        >>> Thresholded().bound
+        0.0
+        """
+        return math.log(self.threshold) - math.log1p(-self.threshold)
+
     def halt(self, remaining: Tensor, logits: Tensor) -> tuple[Tensor, Tensor]:
         """Take all that remains where h > threshold."""
-        bound = math.log(self.threshold) - math.log1p(-self.threshold)
-        return _take_all(remaining, logits > bound)
+        return _take_all(remaining, logits > self.bound)
 
 
 @dataclass(frozen=True)

@@ -104,7 +104,6 @@ def test_a_single_corner_pixel(monkeypatch):
     block, u = block.to(DEVICE), u.to(DEVICE)
     corner = torch.full((2, 1, 5, 4), 1e4, device=DEVICE)
     corner[1, 0, -1, -1] = -1e4
-    monkeypatch.setattr(gpu, "logistic_noise", lambda *_: corner)
     monkeypatch.setattr("torchpact.modes.logistic_noise", lambda *_: corner)
     (output, ponder), (expected, reference) = run(block, u, tp.Discrete())
     assert ponder.steps.sum() == reference.steps.sum() == 2 * 20 + 2
@@ -190,7 +189,6 @@ def test_maps_are_decided_on_whole_or_in_regions_by_one_program_or_several(
     block, u = halt_outside(block, u, torch.rand(3, 20, 17) < torch.tensor([0.3, 0.05, 0.0])[:, None, None])
     block, u = block.to(DEVICE), u.to(DEVICE)
     noise = torch.zeros(3, 1, 20, 17, device=DEVICE)
-    monkeypatch.setattr(gpu, "logistic_noise", lambda *_: noise)
     monkeypatch.setattr("torchpact.modes.logistic_noise", lambda *_: noise)
     assert 3 * region_for(20, 17, region).number(20, 17) == regions
     (output, ponder), (expected, reference) = run(

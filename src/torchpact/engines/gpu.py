@@ -8,7 +8,6 @@ Half precision and single; see gpu_kernels and gpu_lists.
 """
 
 import importlib.util
-import math
 from functools import partial
 
 import torch
@@ -30,7 +29,6 @@ from torchpact.engines.gpu_tiles import (
 )
 from torchpact.models.units import HaltingHead
 from torchpact.modes import Discrete, Thresholded
-from torchpact.relaxation import logistic_noise
 
 SHARED_MEMORY = 64 * 1024
 """Bytes that a program may have where the device does not tell."""
@@ -110,15 +108,13 @@ class SparseGPUBlock:
     def noise(self, like: Tensor | None) -> Tensor | None:
         """Draw what decides, as the dense engine does: for every position, halted or not."""
         if isinstance(self.mode, Discrete) and like is not None:
-            return logistic_noise(like.unsqueeze(1), self.mode.generator)
+            return self.mode.noise(like.unsqueeze(1))
         return None
 
     @property
     def bound(self) -> float:
         """What logits must exceed for a halt, unless noise decides."""
-        if isinstance(self.mode, Thresholded):
-            return math.log(self.mode.threshold) - math.log1p(-self.mode.threshold)
-        return 0.0
+        return self.mode.bound if isinstance(self.mode, Thresholded) else 0.0
 
 
 class _Unit:

@@ -9,7 +9,6 @@ models.
 
 import ctypes
 import hashlib
-import math
 import os
 import shutil
 import subprocess
@@ -28,7 +27,6 @@ from torchpact.block import Ponder
 from torchpact.engines.folding import FoldedBlock, FoldedUnit, Runner, Unsupported, fold_norm
 from torchpact.models.units import HaltingHead
 from torchpact.modes import Discrete, Mode, Thresholded
-from torchpact.relaxation import logistic_noise
 
 SOURCE = Path(__file__).with_suffix(".cpp")
 FLAGS = ("-std=c++17", "-O3", "-march=native", "-ffp-contract=fast", "-fopenmp", "-fPIC", "-shared")
@@ -174,9 +172,9 @@ def bounds_of(mode: Mode, like: Tensor) -> float | Tensor:
     0.0
     """
     if isinstance(mode, Thresholded):
-        return math.log(mode.threshold) - math.log1p(-mode.threshold)
+        return mode.bound
     assert isinstance(mode, Discrete)
-    return torch.stack([-logistic_noise(each, mode.generator) for each in like])
+    return torch.stack([-mode.noise(each) for each in like])
 
 
 def _pack(block: FoldedBlock) -> Tensor:

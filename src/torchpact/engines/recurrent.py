@@ -241,7 +241,7 @@ class RecurrentKernel:
         logits = torch.full((self.max_steps - 1, rows), torch.inf, **SINGLE)
         steps = torch.empty(rows, dtype=torch.long, device="cpu")
         layer = _Layer.from_buffer_copy(self.c)  # other threads may be at it with another threshold
-        layer.bound = math.log(mode.threshold) - math.log1p(-mode.threshold)
+        layer.bound = mode.bound
         call = _Call(
             lengths=lengths.data_ptr(),
             offsets=offsets.data_ptr(),

@@ -13,7 +13,6 @@ else, where Triton cannot compile, and with ``TORCHPACT_NATIVE=0``, there is the
 """
 
 import importlib.util
-import math
 import threading
 from collections import OrderedDict
 from functools import cache, lru_cache
@@ -220,14 +219,13 @@ class RecurrentGPU:
         assert isinstance(cell, Cell)
         if not batch:
             return self._result(cell, data, state, batch, whole).returned
-        bound = math.log(mode.threshold) - math.log1p(-mode.threshold)
         reader, result = self._reader(batch), None
         bias = None if reader.adds_bias else cell.bias_ih
         for piece in pieces:
             inputs = self._gates(data if len(pieces) == 1 else data[piece.rows], bias)
             if result is None:  # what can be is done while the device is at the product
                 result = self._result(cell, data, state, batch, whole)
-            reader.read(inputs, piece, result, bound)
+            reader.read(inputs, piece, result, mode.bound)
             result.state = result.final
         assert result is not None
         return result.returned

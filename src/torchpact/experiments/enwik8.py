@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 from torchpact.experiments.archive import Archive
 from torchpact.experiments.gather import finished, inventory, over_seeds
 from torchpact.experiments.plotting import canvas, save
-from torchpact.experiments.rnn_figures import NAMES, PAINT, SHOWN, against_tau, frontier, legend, points_of
+from torchpact.experiments.rnn_figures import NAMES, PAINT, SHOWN, overview, points_of
 from torchpact.experiments.rnn_runs import SequenceRun, sequence_run
 from torchpact.experiments.runs import Scale
 
@@ -52,13 +52,8 @@ def draw(archive: Archive, scale: Scale, seeds: list[int], folder: Path) -> list
     points = points_of(found, archive)
     numbers = {"points": points, **inventory(wanted, found)}
     title = f"enwik8, {scale.name}: {over_seeds(found, wanted)}"
-    with canvas(3, size=(9.6, 3.6)) as (figure, axes):
-        against_tau(axes[0], points, "bits", "bits a character")
-        against_tau(axes[1], points, "steps", "steps a character")
-        frontier(axes[2], points, "bits", "bits a character")
-        legend(figure, axes[2])
-        figure.suptitle(title)
-        paths = save(figure, folder, "rnn-enwik8", numbers)
+    label, steps = "bits a character", "steps a character"
+    paths = overview(folder, "rnn-enwik8", title, numbers, "bits", label, steps)
     pondering = _most_uneven(found, archive)
     if pondering:
         with canvas(1, 2 * len(pondering), size=(11, 3.2 * len(pondering))) as (figure, axes):

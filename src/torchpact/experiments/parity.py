@@ -6,13 +6,7 @@ from typing import Any
 from torchpact.experiments.archive import Archive
 from torchpact.experiments.gather import finished, inventory, over_seeds
 from torchpact.experiments.plotting import canvas, save
-from torchpact.experiments.rnn_figures import (
-    against_tau,
-    by_difficulty,
-    frontier,
-    legend,
-    points_of,
-)
+from torchpact.experiments.rnn_figures import by_difficulty, legend, overview, points_of
 from torchpact.experiments.rnn_runs import SequenceRun, sequence_run
 from torchpact.experiments.runs import Scale
 
@@ -69,13 +63,7 @@ def draw(archive: Archive, scale: Scale, seeds: list[int], folder: Path) -> list
     numbers = {"points": points, **inventory(wanted, found)}
     elements = max(int(level) for level in points[0].steps_by_difficulty)
     title = f"parity of {elements} elements, {scale.name}: {over_seeds(found, wanted)}"
-    with canvas(3, size=(9.6, 3.6)) as (figure, axes):
-        against_tau(axes[0], points, "accuracy", "accuracy, %")
-        against_tau(axes[1], points, "steps", "steps")
-        frontier(axes[2], points, "accuracy", "accuracy, %")
-        legend(figure, axes[2])
-        figure.suptitle(title)
-        paths = save(figure, folder, "rnn-parity", numbers)
+    paths = overview(folder, "rnn-parity", title, numbers, "accuracy", "accuracy, %")
     with canvas(2, size=(8.4, 3.7)) as (figure, axes):
         by_difficulty(axes[0], points, "steps_by_difficulty", "steps")
         by_difficulty(axes[1], points, "accuracy_by_difficulty", "accuracy, %")

@@ -2,11 +2,12 @@
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torchpact.experiments.archive import Archive
 from torchpact.experiments.gather import Spread, spread
-from torchpact.experiments.plotting import COLORS, GREY
+from torchpact.experiments.plotting import COLORS, GREY, canvas, save
 from torchpact.experiments.rnn_runs import SequenceRun
 
 if TYPE_CHECKING:
@@ -178,6 +179,20 @@ def legend(figure: "Figure", axes: "Axes") -> None:
     handles, labels = axes.get_legend_handles_labels()
     lines = [handle[0] if isinstance(handle, tuple) else handle for handle in handles]
     figure.legend(lines, labels, loc="outside lower center", ncols=4)
+
+
+def overview(
+    folder: Path, name: str, title: str, numbers: dict[str, Any], value: str, label: str, steps: str = "steps"
+) -> list[Path]:
+    """Draw a quantity and steps against τ, and against each other; ``numbers`` hold the points."""
+    points = numbers["points"]
+    with canvas(3, size=(9.6, 3.6)) as (figure, axes):
+        against_tau(axes[0], points, value, label)
+        against_tau(axes[1], points, "steps", steps)
+        frontier(axes[2], points, value, label)
+        legend(figure, axes[2])
+        figure.suptitle(title)
+        return save(figure, folder, name, numbers)
 
 
 def _by_method(points: Iterable[Point]) -> dict[str, list[Point]]:

@@ -4,7 +4,7 @@ import math
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal, get_args
 
-from torchpact._checks import check_count, check_number
+from torchpact._checks import check_choice, check_count, check_number
 from torchpact.models import ResNetConfig
 from torchpact.modes import ACT, MODES, Discrete, Mode, Relaxed
 from torchpact.training.settings import from_plain
@@ -75,10 +75,7 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         for name, choices in (("method", get_args(Method)), ("precision", get_args(Precision))):
-            if getattr(self, name) not in choices:
-                raise ValueError(
-                    f"expected {name} to be one of {', '.join(choices)}; got {getattr(self, name)!r}"
-                )
+            check_choice(name, getattr(self, name), choices)
         if self.optimizer not in ("sgd", "adam"):
             raise ValueError(f"expected optimizer to be sgd or adam, got {self.optimizer!r}")
         if self.schedule not in ("steps", "cosine"):

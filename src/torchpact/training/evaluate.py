@@ -8,7 +8,7 @@ from typing import Any, get_args
 import torch
 from torch.nn import functional as F
 
-from torchpact._checks import check_count
+from torchpact._checks import check_choice, check_count
 from torchpact.block import use_mode
 from torchpact.data import Images
 from torchpact.flops import flops_from_ponders
@@ -58,10 +58,7 @@ def evaluate(
 ) -> Evaluation:
     """Evaluate on all of ``data``, in the given mode or the model's own."""
     device = data.images.device
-    if precision not in get_args(Precision):
-        raise ValueError(
-            f"expected precision to be one of {', '.join(get_args(Precision))}; got {precision!r}"
-        )
+    check_choice("precision", precision, get_args(Precision))
     if batch is None:
         batch = 2500 if device.type == "cuda" else 250
     check_count("batch", batch)

@@ -1,6 +1,5 @@
 """What adaptive LSTMs of several networks leave behind when they read, for their gradients."""
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -33,7 +32,7 @@ def rule_of(mode: Mode) -> Rule | None:
     if type(mode) is ACT:
         return Rule(ACTS, mode.eps)
     if type(mode) is Thresholded:
-        return Rule(HARD, math.log(mode.threshold) - math.log1p(-mode.threshold))
+        return Rule(HARD, mode.bound)
     return Rule(HARD, 0.0, noisy=True) if type(mode) is Discrete else None
 
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal, get_args
 
-from torchpact._checks import check_count, check_number
+from torchpact._checks import check_choice, check_count, check_number
 from torchpact.data.tasks import Addition, Logic, Parity, Sort, Task
 from torchpact.models.sequence import SequenceConfig
 from torchpact.modes import ACT, MODES, Discrete, Mode, Relaxed
@@ -100,10 +100,7 @@ class SequenceTrainConfig:
 
     def __post_init__(self) -> None:
         for name, choices in (("task", TASKS), ("method", get_args(Method))):
-            if getattr(self, name) not in choices:
-                raise ValueError(
-                    f"expected {name} to be one of {', '.join(choices)}; got {getattr(self, name)!r}"
-                )
+            check_choice(name, getattr(self, name), choices)
         for name in (
             "iterations", "batch", "window", "examples", "log_every", "validate_every", "checkpoint_every",
         ):  # fmt: skip

@@ -8,7 +8,6 @@ precision does at 0.9996 of the positions or more, bfloat16 at 0.997 or more.
 """
 
 import ctypes
-import math
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -33,7 +32,6 @@ from torchpact.engines.onchip.plan import Device, Plan, candidates
 from torchpact.engines.timing import interleaved
 from torchpact.models.resnet import ResNet
 from torchpact.modes import Discrete, Mode, Thresholded
-from torchpact.relaxation import logistic_noise
 
 Outputs = tuple[Tensor, list[Ponder]]
 
@@ -241,7 +239,7 @@ class _Weights:
         if batch not in self.known:
             args = Args(batch=batch, units=self.units, **self.common)
             if isinstance(self.mode, Thresholded):
-                args.bound = math.log(self.mode.threshold) - math.log1p(-self.mode.threshold)
+                args.bound = self.mode.bound
             self.known[batch] = args
         return Args.from_buffer_copy(self.known[batch])
 
@@ -259,5 +257,5 @@ class _Weights:
 
     def drawn(self, like: Tensor) -> Tensor:
         """Return what logits must exceed, as the dense engine draws it: for every position, halted or not."""
-        generator = self.mode.generator if isinstance(self.mode, Discrete) else None
-        return torch.stack([-logistic_noise(each, generator) for each in like[1:]])
+        assert isinstance(self.mode, Discrete)
+        return torch.stack([-self.mode.noise(each) for each in like[1:]])
