@@ -119,6 +119,7 @@ def _recipe(config: TrainConfig, card: dict[str, Any]) -> str:
         f"shifts of up to {config.pad} pixels, and flips; {config.precision}; seed {config.seed}. Trained in",
         f"{card['training_seconds'] / 60:.1f} minutes, perhaps beside other runs, on {versions['device']},",
         f"by torch {versions['torch']}.",
+        *([card["note"]] if card.get("note") else []),  # cards of older versions have none
     ]
     return " ".join(parts)
 

@@ -15,7 +15,8 @@ from torchpact.data import Images
 from torchpact.model_card import markdown
 from torchpact.models import ResNet, build, zoo
 from torchpact.models.zoo import Entry
-from torchpact.training.checkpoint import load_model, save_checkpoint
+from torchpact.training import TrainConfig
+from torchpact.training.checkpoint import load_checkpoint, load_model, save_checkpoint
 from torchpact.training.evaluate import evaluate_modes
 from torchpact.training.run_files import RunFiles
 
@@ -25,16 +26,17 @@ TOLERANCE = 0.0005
 MOST_BYTES = 4_000_000
 
 
-def add_entry(run: Path, name: str, test: Images, folder: Path = zoo.FOLDER) -> Entry:
+def add_entry(run: Path, name: str, test: Images, folder: Path = zoo.FOLDER, *, note: str = "") -> Entry:
     """Make an entry called "resnet32-NAME" of a finished run, measured anew on ``test``.
 
-    One of the same name is replaced. Matrices and filters are stored in half precision, unless accuracy
-    changes by more than 0.05 points in any mode; norms and biases, which are few, stay as they are.
+    One of the same name is replaced. ``note`` is what else its card should say of the training. Matrices
+    and filters are stored in half precision, unless accuracy changes by more than 0.05 points in any mode;
+    norms and biases, which are few, stay as they are.
     """
     _check_name(name)
     files = RunFiles(run)
     record = _finished(files)
-    model, config = load_model(files.last)
+    model, config = _trained(files)
     full = evaluate_modes(model.to(test.images.device), test, config.modes)
     small = _halved(model)
     results = evaluate_modes(small, test, config.modes)
@@ -47,6 +49,7 @@ def add_entry(run: Path, name: str, test: Images, folder: Path = zoo.FOLDER) -> 
         "stored_in_half": half,
         "change_of_accuracy": change,
         "warm_start": record.get("warm_start") is not None,
+        "note": note,
         "trained_on": record["versions"],
         "training_seconds": record["training_seconds"],
         "measured_on": {
@@ -77,6 +80,17 @@ def _finished(files: RunFiles) -> dict[str, Any]:
     if kind:
         raise ValueError(f"{files.folder}: expected a finished run on images, got one {kind}")
     return record
+
+
+def _trained(files: RunFiles) -> tuple[ResNet, TrainConfig]:
+    """The network of a finished run; files of one may have been gathered at different times."""
+    model, config = load_model(files.last)
+    reached = load_checkpoint(files.last).info.get("iteration")
+    if reached != config.iterations:
+        raise ValueError(
+            f"{files.last}: expected weights of iteration {config.iterations:,}, the last; got {reached!r}"
+        )
+    return model, config
 
 
 def _unfit(record: dict[str, Any], config: dict[str, Any]) -> str:

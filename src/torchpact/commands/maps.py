@@ -18,20 +18,23 @@ from torchpact.training.titles import title_of
 from torchpact.viz import PonderMaps, compare_maps, ponder_maps, save, show_blocks
 
 MOST_IMAGES = 60
+MODEL = "resnet110-tau0.005"
+"""Of the zoo, the one whose maps follow objects most closely."""
 
 
 def maps(
-    model: Annotated[
-        list[str],
-        typer.Option(
-            help="An adaptive network, by checkpoint or zoo name; several side by side, if repeated."
-        ),
-    ],
     images: Annotated[
         list[Path] | None,
         typer.Argument(
             help="Image files: the square in the middle of each, resized to what the network was trained on. "
             "Without any, random test images.",
+        ),
+    ] = None,
+    model: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="An adaptive network, by checkpoint or zoo name; several side by side, if repeated.",
+            show_default=MODEL,
         ),
     ] = None,
     output: Annotated[Path, typer.Option("--output", "-o", help="Folder of the figures.")] = Path("maps"),
@@ -58,11 +61,12 @@ def maps(
     the units that were run. maps.png compares networks, maps-blocks.png has every block of one; both are
     written as PDF too.
 
-    [dim]Example: torchpact maps photo.jpg --model resnet32-tau0.01 -o out[/dim]
+    [dim]Example: torchpact maps photo.jpg -o out[/dim]
     """
     place = pick_device(device)
     seed = secrets.randbelow(2**31) if random else check_count("seed", seed, 0, 2**63 - 1)
-    networks = [(name, *find_network(name)) for name in model]
+    models = model or [MODEL]
+    networks = [(name, *find_network(name)) for name in models]
     size = _image_size([(name, network) for name, network, _ in networks])
     problems: list[str] = []
     if images:
@@ -75,7 +79,7 @@ def maps(
     found = [ponder_maps(network.to(place), pixels.to(place), mode, seed=seed) for _, network, _ in networks]
     titles = [title_of(config) for _, _, config in networks]
     paths = _draw(pixels, titles, found, output)
-    results = [_numbers(*one, names) for one in zip(model, titles, found, strict=True)]
+    results = [_numbers(*one, names) for one in zip(models, titles, found, strict=True)]
     files = [str(path) for path in paths]
     if as_json:
         print(json.dumps({"seed": seed, "networks": results, "files": files}, indent=2))

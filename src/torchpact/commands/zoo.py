@@ -63,6 +63,7 @@ def add(
     name: Annotated[
         str, typer.Option(help="What to call it, after the network: tau0.01, sact-tau0.01, plain.")
     ],
+    note: Annotated[str, typer.Option(help="What else the card should say of how it was trained.")] = "",
     into: Annotated[Path, typer.Option(help="Folder of the zoo.")] = zoo.FOLDER,
     data: DataRoot = None,
     device: Device = "auto",
@@ -74,7 +75,7 @@ def add(
 
     [dim]Example: torchpact zoo add runs/psact --name tau0.01[/dim]
     """
-    entry = add_entry(run, name, load_test(data, pick_device(device)), into)
+    entry = add_entry(run, name, load_test(data, pick_device(device)), into, note=note)
     for mode, m in entry.card["results"].items():
         print(f"{entry.name}  {mode:<11}  accuracy {m['accuracy']:.2%}  {m['flops'] / 1e6:.1f} MFLOPs")
     print(f"{entry.path}  {entry.path.stat().st_size / 1e6:.2f} MB")
