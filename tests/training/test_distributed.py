@@ -15,8 +15,8 @@ from torchpact.training.distributed import FirstFailed, GlobalBatchNorm2d, with_
 
 WORLD = 2
 # Few small steps: what is compared is the sharing of work, not how rounding grows in training. Sums in
-# another order may turn a ReLU, whose weights then get another gradient: 3e-3 in the worst of the tensors when
-# weights were changed by a rounding 25 times (with a step of 0.1, 2e-1). Other examples or noise: 1e-1, more.
+# another order may turn a ReLU, whose weights then get another gradient: 3e-3 in the worst of the tensors
+# when weights were changed by a rounding 25 times (with a step of 0.1, 2e-1). Other examples: 1e-1 and more.
 SETTINGS = {"iterations": 4, "lr": 1e-3, "log_every": 2, "validate_every": 4, "checkpoint_every": 2}
 TOLERANCE = 1e-2
 
