@@ -245,6 +245,26 @@ def _sact_thresholded(evidence: Evidence) -> tuple[Verdict, str]:
     return _drop(evidence, "act", "act", lambda worst: "holds" if worst >= 5 else "does not hold")
 
 
+@_claim("Maps of computation follow the object.", "fig. 6")
+def _maps_follow(evidence: Evidence) -> tuple[Verdict, str]:
+    """Whether a half of the pixels chosen by an image's own map says more than one by another image's."""
+    numbers = evidence.figure("fig6")
+    if numbers is None:
+        return "not measured yet", ""
+    psact = numbers["networks"][-1]["shows"]
+    parts = []
+    for network in numbers["networks"]:
+        shows = network["shows"]
+        own, others = 100 * shows["own"], 100 * shows["others"]
+        parts.append(f"{own:.0f} % by its own map, {others:.0f} % by that of another ({network['run']})")
+    # two standard errors of a share, at most
+    noise = 1 / np.sqrt(psact["images"])
+    gap = psact["own"] - psact["others"]
+    verdict: Verdict = "holds" if gap > noise else "does not hold"
+    kept = f"images that {psact['judge']} names if {psact['kept']:.0%} of the pixels are left"
+    return verdict, f"{kept}: {'; '.join(parts)}; {psact['images']} images"
+
+
 def _drop(
     evidence: Evidence, method: str, mode: str, judge: Callable[[float], Verdict]
 ) -> tuple[Verdict, str]:

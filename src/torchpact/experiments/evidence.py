@@ -1,5 +1,6 @@
 """What finished runs say of the paper's claims, before anybody judges."""
 
+import json
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,6 +43,14 @@ class Evidence:
             if relaxed and reinforce:
                 pairs[latents] = relaxed, reinforce
         return pairs
+
+    def figure(self, name: str) -> dict[str, Any] | None:
+        """The numbers of a figure, if it has been drawn."""
+        path = self.archive.results / "figures" / f"{name}.json"
+        if not path.is_file():
+            return None
+        numbers: dict[str, Any] = json.loads(path.read_text())
+        return numbers
 
     def results(self, run: Run, mode: str) -> dict[str, Any]:
         """What one run measured in a mode."""

@@ -88,7 +88,7 @@ def _draw_points(axes: "Axes", points: list[dict[str, Any]], others: tuple[Publi
         axes.plot(x, y, "o", color=GREY, markerfacecolor="none", linestyle="", label="published")
     axes.set(xlabel="MFLOPs an image", ylabel="test accuracy, %")
     axes.margins(0.08, 0.1)
-    axes.legend(loc="lower right")
+    axes.legend(loc="best")
 
 
 def _labels(points: list[dict[str, Any]], others: tuple[Published, ...]) -> list[Label]:

@@ -6,6 +6,7 @@ from torchpact.data import load_sample
 from torchpact.data.cifar10_formats import CLASSES
 from torchpact.experiments import fig5
 from torchpact.experiments.archive import Archive
+from torchpact.experiments.occlusion import what_maps_show
 from torchpact.experiments.runs import Run, Scale
 from torchpact.training.checkpoint import load_model
 from torchpact.training.titles import title_of
@@ -14,6 +15,9 @@ from torchpact.viz import compare_maps, ponder_maps, save
 TAU = 0.005
 SEED = 0
 """Of the choice of test images, and of the noise of the relaxation."""
+JUDGED = 400
+"""How many images are asked whether maps follow the object; of a scale that only shows that it works, as few
+as the figure has."""
 ROWS = {"fig6": 3, "fig6-extended": 10}
 ACROSS = 2
 
@@ -36,7 +40,13 @@ def draw(archive: Archive, scale: Scale, seeds: list[int], folder: Path) -> list
         if weights is None:
             raise ValueError(f"expected the weights of {run.name} in {archive.files(run).last}, got none")
         networks.append((run, load_model(weights)[0]))
-    chosen = load_sample("test").random(ACROSS * max(ROWS.values()), SEED)
+    sample = load_sample("test")
+    chosen = sample.random(ACROSS * max(ROWS.values()), SEED)
+    judged = sample.random(JUDGED, SEED) if scale.images is None else chosen
+    shown = {
+        run.name: what_maps_show(ponder_maps(model, judged.images, seed=SEED).total, judged)
+        for run, model in networks
+    }
     maps = [(run, ponder_maps(model, chosen.images, seed=SEED)) for run, model in networks]
     paths = []
     for name, rows in ROWS.items():
@@ -46,7 +56,12 @@ def draw(archive: Archive, scale: Scale, seeds: list[int], folder: Path) -> list
             numbers = {
                 "images": [CLASSES[label] for label in chosen.labels[:count].tolist()],
                 "networks": [
-                    {"run": run.name, "quantity": found.quantity, "blocks": found.means()[:count]}
+                    {
+                        "run": run.name,
+                        "quantity": found.quantity,
+                        "blocks": found.means()[:count],
+                        "shows": shown[run.name],
+                    }
                     for run, found in maps
                 ],
             }

@@ -1,0 +1,60 @@
+"""Do maps of computation follow the object? What another network still recognises tells, not an opinion."""
+
+import torch
+from torch import Tensor
+
+from torchpact.data import Images
+from torchpact.models import ResNet, zoo
+from torchpact.training.checkpoint import load_model
+from torchpact.training.inputs import as_input
+
+JUDGE = "resnet32-plain"
+"""A network that had no part in making the maps."""
+KEPT = 0.5
+
+
+def what_maps_show(maps: Tensor, data: Images, *, kept: float = KEPT) -> dict[str, float | int | str]:
+    """Leave the pixels of each image where most was computed, and let another network name what it sees.
+
+    The rest becomes the image's mean. ``own`` is the share of images that it still names, ``others`` that
+    by maps of other images: these are as ragged and lie as much in the middle, but know nothing of the
+    object. The difference is what maps know. ``all`` is the share that it names of images left whole.
+
+    >>> data = tp.data.load_sample("test").random(4, seed=0)
+    >>> shown = what_maps_show(torch.rand(4, 32, 32), data)
+    >>> shown["images"], shown["kept"]
+    (4, 0.5)
+    """
+    if maps.shape != (len(data), *data.images.shape[2:]):
+        raise ValueError(
+            f"expected a map as large as its image for each of {len(data)}, got {tuple(maps.shape)}"
+        )
+    judge = load_model(zoo.find(JUDGE).path)[0].eval()
+    whole = torch.ones_like(maps, dtype=torch.bool)
+    masks = {"own": most(maps, kept), "others": most(maps.roll(1, 0), kept), "all": whole}
+    named = {name: _named(judge, data, mask) for name, mask in masks.items()}
+    return {"judge": JUDGE, "images": len(data), "kept": kept, **named}
+
+
+def most(maps: Tensor, share: float) -> Tensor:
+    """Where the values of a map are among its largest, in exactly this share of it; ties by a fixed draw."""
+    generator = torch.Generator().manual_seed(0)
+    draw = torch.rand(maps.shape[1:], generator=generator).flatten()
+    # two stable sorts: by the draw, then by value, so that equal values keep the order of the draw
+    drawn = draw.argsort()
+    ranked = drawn[maps.flatten(1)[:, drawn].argsort(dim=1, descending=True, stable=True)]
+    count = round(share * ranked.shape[1])
+    mask = torch.zeros(ranked.shape, dtype=torch.bool).scatter_(1, ranked[:, :count], True)
+    return mask.view(maps.shape)
+
+
+@torch.no_grad()
+def _named(judge: ResNet, data: Images, masks: Tensor) -> float:
+    right = 0
+    for images, labels, mask in zip(
+        data.images.split(100), data.labels.split(100), masks.split(100), strict=True
+    ):
+        # standardised images have a mean of 0
+        logits, _ = judge(as_input(images) * mask[:, None])
+        right += int((logits.argmax(1) == labels).sum())
+    return right / len(data)
