@@ -4,7 +4,7 @@
 
 Every mode computes everything and masks, so adaptive networks are slower here than plain ones, whatever their
 FLOPs: this is the table that engines which skip halted work have to beat. Weights and images are random and
-halting biases are set so that about half of the positions stop early; outputs do not matter.
+halting biases are -1, so that positions stop early (`flops_to_plain` is what is left); outputs do not matter.
 """
 
 import argparse

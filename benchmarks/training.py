@@ -69,7 +69,6 @@ def main() -> None:
         for one in moving:
             one.advance()
         setup = time.perf_counter() - started
-        torch.cuda.reset_peak_memory_stats()
         speed = images_per_second(moving, together, iterations)
         if together == 1:
             alone[units, method] = speed
@@ -82,7 +81,6 @@ def main() -> None:
             "images_per_second": round(speed),
             "step_to_plain": round(plain / speed, 3) if plain and together == 1 else "",
             "total_to_one": round(speed / alone[units, method], 2) if together > 1 else "",
-            "peak_MiB": torch.cuda.max_memory_allocated() >> 20,
             "setup_seconds": round(setup, 1),
         }
         rows.append(row)

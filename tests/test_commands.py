@@ -96,6 +96,29 @@ def test_several_taus_and_seeds_make_a_sweep(run, tmp_path):
     )
 
 
+@pytest.mark.parametrize(
+    "twice", [("--tau", 0.01, "--tau", 0.0100000001), ("--seed", 3, "--seed", 0, "--seed", 3)]
+)
+def test_a_run_that_is_asked_for_twice_is_refused_before_any_begins(run, tmp_path, twice):
+    code, _, error = run("train", tmp_path / "sweep", *SMALL, *twice, "--resume")
+    assert code == 2
+    assert re.fullmatch(r"torchpact: expected every price and seed once, got relaxed-tau.* 2 times\n", error)
+    assert not (tmp_path / "sweep").exists()
+
+
+def test_a_damaged_checkpoint_is_told_in_one_line(run, tmp_path):
+    folder = tmp_path / "a folder with [bold]quite[/bold] a long name, and then some more of it"
+    arguments = ("train", folder, "--method", "plain", *SMALL, "--json")
+    assert run(*arguments)[0] == 0
+    last = folder / "last.safetensors"
+    last.write_bytes(last.read_bytes()[:-1])
+    (folder / "previous.safetensors").write_bytes(last.read_bytes())
+    code, _, error = run(*arguments, "--resume")
+    assert code == 2  # neither can be used
+    assert error.count("\n") == 1
+    assert str(last) in error
+
+
 def test_evaluate_prints_a_table_for_people(run, tmp_path):
     run("train", tmp_path / "plain", "--method", "plain", *SMALL)
     code, out, _ = run("evaluate", tmp_path / "plain" / "last.safetensors", "--data", "sample")
@@ -189,7 +212,7 @@ def test_resume_of_a_finished_run_shows_its_results(run, tmp_path):
             "expected --examples for a network for sequences only",
         ),
         (("evaluate", "{}/missing.safetensors", "--data", "sample"), "no such checkpoint"),
-        (("evaluate", "resnet32-tau0.1"), "nor network of the zoo (resnet32-plain, "),
+        (("evaluate", "resnet32-tau7"), "nor network of the zoo (resnet32-plain, "),
         (
             ("evaluate", "resnet32-plain", "--mode", "act", "--data", "sample"),
             "resnet32-plain: expected no mode for a plain network, got act",
@@ -204,6 +227,14 @@ def test_mistakes_are_told_in_one_line(run, tmp_path, arguments, message):
     assert message in err
     assert err.startswith("torchpact: ")
     assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize("seed", [-1, 10**23])
+def test_a_seed_that_no_generator_takes_is_told(run, tmp_path, seed):
+    run("train", tmp_path / "plain", "--method", "plain", *SMALL)
+    code, _, error = run("evaluate", tmp_path / "plain", "--data", "sample", "--seed", seed)
+    assert code == 2
+    assert re.fullmatch(rf"torchpact: expected seed to be an integer of at .*, got {seed}\n", error)
 
 
 def test_a_checkpoint_evaluated_in_an_unknown_mode_is_told(run, tmp_path):

@@ -24,7 +24,7 @@ def test_ties_are_the_same_pixels_for_every_image():
 def test_maps_that_hide_nothing_show_what_whole_images_do():
     data = load_sample("test").random(60, seed=1)
     shown = what_maps_show(torch.rand(60, 32, 32), data, kept=1.0)
-    assert shown["own"] == shown["others"] == shown["all"] > 0.7
+    assert shown.own == shown.others == shown.whole > 0.7
 
 
 def test_maps_of_where_the_image_is_show_more_than_those_of_others():
@@ -36,8 +36,8 @@ def test_maps_of_where_the_image_is_show_more_than_those_of_others():
     maps = torch.where(halves[:, None, None] == 0, left, ~left).float()
     images = torch.where(maps[:, None].bool(), data.images, data.images.new_tensor(128))
     shown = what_maps_show(maps, type(data)(images, data.labels))
-    assert shown["own"] > shown["others"] + 0.1
-    assert shown["images"] == 60
+    assert shown.own > shown.others + 0.1
+    assert shown.images == 60
 
 
 def test_a_map_for_every_image_is_asked_for():

@@ -407,8 +407,8 @@ def test_warm_start_copies_rather_than_shares():
         (tiny(), plain(units=3), "expected networks of equal units, got 2 adaptive and 3 plain"),
         (tiny(width=2), plain(), "expected networks of equal width, got 2 adaptive and 1 plain"),
         (tiny(), plain(classes=3), "expected networks of equal classes, got 10 adaptive and 3 plain"),
-        (tiny(), tiny(), "expected a plain ResNet, got ResNetConfig(units=2, "),
-        (plain(), plain(), "expected an adaptive ResNet, got ResNetConfig(units=2, "),
+        (tiny(), tiny(), "expected a plain ResNet, got an adaptive ResNet"),
+        (plain(), plain(), "expected an adaptive ResNet, got a plain ResNet"),
         (tiny(), nn.Linear(2, 2), "expected a plain ResNet, got Linear"),
     ],
 )

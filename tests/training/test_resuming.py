@@ -126,7 +126,7 @@ def test_a_checkpoint_that_is_not_of_a_run_cannot_resume(tmp_path, missing):
     info = {"config": config().to_dict(), "iteration": 3, "best": None, "results": {}, "seconds": 1.0}
     del info[missing]
     save_checkpoint(tmp_path / "last.safetensors", {"weight": torch.ones(2)}, info)
-    with pytest.raises(TrainingError, match=f"run that can go on, got one without {missing}$"):
+    with pytest.raises(CheckpointError, match=f"run that can go on, got one without {missing};"):
         trainer(tmp_path, resume=True)
 
 
@@ -134,3 +134,53 @@ def test_a_checkpoint_of_no_named_values_is_refused(tmp_path):
     save_checkpoint(tmp_path / "last.safetensors", {"weight": torch.ones(2)}, [1, 2])  # type: ignore[arg-type]
     with pytest.raises(CheckpointError, match=r"expected values by name in its header, got '\[1, 2\]'"):
         trainer(tmp_path, resume=True)
+
+
+def _foreign(checkpoint):
+    other = config(tau=0.7).to_dict()
+    return checkpoint.tensors, checkpoint.info | {"config": other}
+
+
+def _other_shapes(checkpoint):
+    return checkpoint.tensors | {"model.classifier.weight": torch.zeros(10, 3)}, checkpoint.info
+
+
+def _one_missing(checkpoint):
+    tensors = {k: v for k, v in checkpoint.tensors.items() if k != "model.classifier.weight"}
+    return tensors, checkpoint.info
+
+
+@pytest.mark.parametrize(
+    ("altered", "said"),
+    [
+        (_foreign, "is of another configuration: tau is 0.7 there, 0.05 here"),
+        (_other_shapes, "expected model.classifier.weight as (10, 64) torch.float32, got (10, 3)"),
+        (_one_missing, "expected the tensors of this run, got 1 others or missing"),
+    ],
+)
+def test_a_sound_checkpoint_of_another_run_is_told_and_the_one_before_used(tmp_path, altered, said):
+    stopped_after(tmp_path, 3)
+    last = tmp_path / "last.safetensors"
+    before = load_checkpoint(tmp_path / "previous.safetensors").info["iteration"]
+    save_checkpoint(last, *altered(load_checkpoint(last)))
+    run = trainer(tmp_path, resume=True)
+    assert run.learner.iteration == before
+    (note,) = run.notes
+    assert note.startswith(f"{last}")
+    assert said in note
+    assert note.endswith("; went back to the checkpoint before")
+
+
+def test_what_was_gone_back_to_stays_until_there_are_two_good_ones(tmp_path):
+    stopped_after(tmp_path, 3)
+    last, previous = tmp_path / "last.safetensors", tmp_path / "previous.safetensors"
+    damaged = last.read_bytes()[:1000]
+    last.write_bytes(damaged)
+    run = trainer(tmp_path, resume=True)
+    assert not last.exists()
+    assert (tmp_path / "refused.safetensors").read_bytes() == damaged
+    good = previous.read_bytes()
+    while not last.exists():
+        run.burst()
+    assert previous.read_bytes() == good
+    assert load_checkpoint(last).info["iteration"] == run.learner.iteration

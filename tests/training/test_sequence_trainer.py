@@ -139,7 +139,7 @@ def test_a_loss_that_is_no_number_stops_and_keeps_the_last_good_checkpoint(tmp_p
 
 def test_another_configuration_cannot_resume(tmp_path):
     trainer(tmp_path).run()
-    with pytest.raises(TrainingError, match="its checkpoint is of another configuration"):
+    with pytest.raises(TrainingError, match="its run is of another configuration"):
         trainer(tmp_path, settings(tau=0.7), resume=True)
 
 

@@ -1,6 +1,7 @@
 """torchpact train: one network, or a sweep of them at once."""
 
 import json
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -8,7 +9,6 @@ from typing import Annotated, Any
 
 import torch
 import typer
-from rich.console import Console
 
 from torchpact.commands.common import DataRoot, Device, load_data, network_file, pick_device
 from torchpact.commands.progress import TrainingProgress
@@ -212,7 +212,7 @@ def train(
             trainers = sequence_trainers(configs, _folders(out, configs), place, data, **options)
         for trainer in trainers:
             for note in trainer.notes:
-                Console(stderr=True).print(note, highlight=False)
+                print(note, file=sys.stderr)
         with TrainingProgress() as progress:
             progress.train(trainers)
     except distributed.FirstFailed:
@@ -284,7 +284,13 @@ def _refuse(options: dict[str, Any], where: str) -> None:
 
 
 def _folders(out: Path, configs: Sequence[TrainConfig | SequenceTrainConfig]) -> list[Path]:
-    return [out] if len(configs) == 1 else [out / _name(config) for config in configs]
+    if len(configs) == 1:
+        return [out]
+    names = [_name(config) for config in configs]
+    for name in names:
+        if names.count(name) > 1:
+            raise ValueError(f"expected every price and seed once, got {name} {names.count(name)} times")
+    return [out / name for name in names]
 
 
 def _name(config: TrainConfig | SequenceTrainConfig) -> str:

@@ -1,5 +1,6 @@
 """Fig. 6: where SACT and PSACT compute, ResNet-110, τ = 0.005; and its long version of the supplement."""
 
+from dataclasses import asdict
 from pathlib import Path
 
 from torchpact.data import load_sample
@@ -60,7 +61,7 @@ def draw(archive: Archive, scale: Scale, seeds: list[int], folder: Path) -> list
                         "run": run.name,
                         "quantity": found.quantity,
                         "blocks": found.means()[:count],
-                        "shows": shown[run.name],
+                        "shows": asdict(shown[run.name]),
                     }
                     for run, found in maps
                 ],

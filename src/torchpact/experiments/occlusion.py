@@ -1,5 +1,7 @@
 """Do maps of computation follow the object? What another network still recognises tells, not an opinion."""
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
@@ -13,16 +15,30 @@ JUDGE = "resnet32-plain"
 KEPT = 0.5
 
 
-def what_maps_show(maps: Tensor, data: Images, *, kept: float = KEPT) -> dict[str, float | int | str]:
+@dataclass(frozen=True)
+class Shown:
+    """What another network names if only a part of the pixels is left to it, as shares of all images."""
+
+    judge: str
+    images: int
+    kept: float
+    own: float
+    """By the maps of the images themselves."""
+    others: float
+    """By maps of other images: as ragged and as much in the middle, but they know nothing of the object."""
+    whole: float
+    """Of images that are left whole."""
+
+
+def what_maps_show(maps: Tensor, data: Images, *, kept: float = KEPT) -> Shown:
     """Leave the pixels of each image where most was computed, and let another network name what it sees.
 
-    The rest becomes the image's mean. ``own`` is the share of images that it still names, ``others`` that
-    by maps of other images: these are as ragged and lie as much in the middle, but know nothing of the
-    object. The difference is what maps know. ``all`` is the share that it names of images left whole.
+    The rest becomes the image's mean. That it names more by an image's own map than by that of another is
+    what maps know of the object.
 
     >>> data = tp.data.load_sample("test").random(4, seed=0)
     >>> shown = what_maps_show(torch.rand(4, 32, 32), data)
-    >>> shown["images"], shown["kept"]
+    >>> shown.images, shown.kept
     (4, 0.5)
     """
     if maps.shape != (len(data), *data.images.shape[2:]):
@@ -30,10 +46,11 @@ def what_maps_show(maps: Tensor, data: Images, *, kept: float = KEPT) -> dict[st
             f"expected a map as large as its image for each of {len(data)}, got {tuple(maps.shape)}"
         )
     judge = load_model(zoo.find(JUDGE).path)[0].eval()
-    whole = torch.ones_like(maps, dtype=torch.bool)
-    masks = {"own": most(maps, kept), "others": most(maps.roll(1, 0), kept), "all": whole}
-    named = {name: _named(judge, data, mask) for name, mask in masks.items()}
-    return {"judge": JUDGE, "images": len(data), "kept": kept, **named}
+    own, others, whole = (
+        _named(judge, data, mask)
+        for mask in (most(maps, kept), most(maps.roll(1, 0), kept), torch.ones_like(maps))
+    )
+    return Shown(JUDGE, len(data), kept, own, others, whole)
 
 
 def most(maps: Tensor, share: float) -> Tensor:

@@ -44,7 +44,7 @@ class ResNetConfig:
                 raise TypeError(f"expected {name} to be True or False, got {getattr(self, name)!r}")
         # a single unit always runs, which leaves nothing to decide
         what = "units of an adaptive network" if self.adaptive else "units"
-        check_count(what, self.units, 2 if self.adaptive else 1)
+        check_count(what, self.units, 2 if self.adaptive else 1, 1000)
         check_count("width", self.width)
         check_count("classes", self.classes)
         check_count("group", self.group)

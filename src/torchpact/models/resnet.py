@@ -123,9 +123,9 @@ def warm_start(adaptive: ResNet, plain: ResNet) -> ResNet:
     """
     for net, expected in ((adaptive, True), (plain, False)):
         if not isinstance(net, ResNet) or net.config.adaptive != expected:
-            given = net.config if isinstance(net, ResNet) else type(net).__name__
-            kind = "an adaptive" if expected else "a plain"
-            raise ValueError(f"expected {kind} ResNet, got {given}")
+            kinds = {True: "an adaptive ResNet", False: "a plain ResNet"}
+            given = kinds[net.config.adaptive] if isinstance(net, ResNet) else type(net).__name__
+            raise ValueError(f"expected {kinds[expected]}, got {given}")
     for name in ("units", "width", "classes"):
         ours, theirs = getattr(adaptive.config, name), getattr(plain.config, name)
         if ours != theirs:

@@ -83,13 +83,21 @@ def load_checkpoint(path: Path) -> Checkpoint:
     return Checkpoint(tensors, info)
 
 
-def load_latest(folder: Path) -> tuple[Checkpoint, list[str]]:
-    """Read the newest good checkpoint of a run, and say what was wrong with any newer one."""
+def load_latest(
+    folder: Path, check: Callable[[Path, Checkpoint], None] = lambda path, checkpoint: None
+) -> tuple[Checkpoint, list[str]]:
+    """Read the newest good checkpoint of a run, and say what was wrong with any newer one.
+
+    ``check`` refuses, by a ValueError, those that are sound but not of this run.
+    """
     problems: list[str] = []
     for name in ("last", "previous"):
+        path = folder / f"{name}.safetensors"
         try:
-            return load_checkpoint(folder / f"{name}.safetensors"), problems
-        except CheckpointError as error:
+            checkpoint = load_checkpoint(path)
+            check(path, checkpoint)
+            return checkpoint, problems
+        except ValueError as error:
             problems.append(str(error))
     raise CheckpointError("; ".join(problems))
 

@@ -62,6 +62,7 @@ def evaluate(
     if batch is None:
         batch = 2500 if device.type == "cuda" else 250
     check_count("batch", batch)
+    check_count("seed", seed, 0, 2**63 - 1)
     training = model.training
     model.eval()
     torch.manual_seed(seed)
@@ -72,7 +73,7 @@ def evaluate(
     totals, block_flops = [], []
     decisions = torch.zeros(blocks, 2, dtype=torch.double, device=device)  # undecided, and all
     try:
-        # steps and cost are all that is read: probabilities of all pixels would only take memory
+        # thresholded, steps and cost are all that is read: logits of all pixels would only take memory
         deciding = nullcontext() if mode is None else use_mode(model, mode, details=False)
         with casting(device, precision), deciding:
             for images, labels in zip(data.images.split(batch), data.labels.split(batch), strict=True):

@@ -14,7 +14,7 @@ from torchpact.training import distributed
 from torchpact.training.checkpoint import Checkpoint, load_latest, save_checkpoint
 from torchpact.training.history import History
 from torchpact.training.learns import Learns, Metrics
-from torchpact.training.resuming import recorded, same_origin
+from torchpact.training.resuming import check_fits, recorded, same_config, same_origin
 from torchpact.training.run_files import Event, RunFiles, TrainingError, scalars, summary_writer, versions
 from torchpact.training.stopping import Stop, Stopped, on_signals
 
@@ -130,8 +130,8 @@ class TrainingLoop(Generic[L]):
         self._emit("train", **{f"{what}_per_second": rate}, **asdict(metrics))
 
     def _failed(self, why: str) -> TrainingError:
-        last = self.files.last
-        left = f"the last good checkpoint is {last}" if last.exists() else "no checkpoint yet"
+        there = [path for path in (self.files.last, self.files.previous) if path.exists()]
+        left = f"the last good checkpoint is {there[0]}" if there else "no checkpoint yet"
         return TrainingError(f"{why} at iteration {self.learner.iteration}; {left}")
 
     def _check_finite(self) -> None:
@@ -184,12 +184,16 @@ class TrainingLoop(Generic[L]):
         if files.run.exists() and not resume:
             raise TrainingError(f"{files.folder}: holds a run already; resume it or choose another folder")
         checkpoint = None
-        if resume and (files.last.exists() or files.previous.exists()):
-            checkpoint, problems = load_latest(files.folder)
-            self.notes += [f"{problem}; went back to the checkpoint before" for problem in problems]
         if resume:
+            same_config(files, self.config)
+            if files.last.exists() or files.previous.exists():
+                checkpoint, problems = load_latest(files.folder, self._check_fits)
+                self.notes += [f"{problem}; went back to the checkpoint before" for problem in problems]
             self.about = same_origin(files, self.config, self.about, checkpoint)
         return checkpoint
+
+    def _check_fits(self, path: Path, checkpoint: Checkpoint) -> None:
+        check_fits(path, checkpoint, self.config, self.learner.state())
 
     def _load(self, checkpoint: Checkpoint) -> None:
         info = checkpoint.info
@@ -201,6 +205,9 @@ class TrainingLoop(Generic[L]):
     def _begin(self, checkpoint: Checkpoint | None, tensorboard: bool) -> None:
         """Bring the files to where the learner is."""
         finished = recorded(self.files).get("status") == "finished"
+        if self.notes and self.files.last.exists():
+            # or the next one saved would keep it, and not the good one, as the one before
+            self.files.last.replace(self.files.refused)
         if checkpoint is None:
             self.history.clear()
             self._write_run("started")

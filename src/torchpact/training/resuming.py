@@ -11,9 +11,10 @@ from weakref import WeakKeyDictionary
 
 from torch import Tensor
 
-from torchpact.training.checkpoint import Checkpoint
+from torchpact.training.checkpoint import Checkpoint, CheckpointError
 from torchpact.training.learns import RunConfig
 from torchpact.training.run_files import RunFiles, TrainingError
+from torchpact.training.state import check_same_tensors
 
 _described: "WeakKeyDictionary[Any, dict[str, Any]]" = WeakKeyDictionary()
 
@@ -45,6 +46,23 @@ def recorded(files: RunFiles) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
+def check_fits(path: Path, checkpoint: Checkpoint, config: RunConfig, state: dict[str, Tensor]) -> None:
+    """Refuse the checkpoint of another run than this one, whose learner begins with ``state``."""
+    for name in ("config", "iteration", "best", "results", "seconds"):
+        if name not in checkpoint.info:
+            raise CheckpointError(
+                f"{path}: expected the checkpoint of a run that can go on, got one without {name}"
+            )
+    try:
+        _check_config(str(path), config, checkpoint.info["config"])
+        # what an optimizer remembers is not there yet
+        check_same_tensors(state, {k: v for k, v in checkpoint.tensors.items() if k in state})
+    except TrainingError as error:
+        raise CheckpointError(str(error)) from None
+    except ValueError as error:
+        raise CheckpointError(f"{path}: {error}") from None
+
+
 def same_origin(
     files: RunFiles, config: RunConfig, about: dict[str, Any], checkpoint: Checkpoint | None
 ) -> dict[str, Any]:
@@ -54,13 +72,9 @@ def same_origin(
     """
     folder, before = files.folder, recorded(files)
     if checkpoint is not None:
-        _check_complete(folder, checkpoint.info)
-        _check_config(f"{folder}: its checkpoint", config, checkpoint.info["config"])
         _check_data(folder, about.get("data"), checkpoint.info.get("data"))
         if about.get("warm_start") is None and "warm_start" in before:
             about = about | {"warm_start": before["warm_start"]}
-    elif "config" in before:
-        _check_config(f"{folder}: its run.json", config, before["config"])
     for name in ("warm_start", "teacher"):
         if name in before and before[name] != about.get(name):
             expected, given = before[name] or "none", about.get(name) or "none"
@@ -70,12 +84,11 @@ def same_origin(
     return about
 
 
-def _check_complete(folder: Path, info: dict[str, Any]) -> None:
-    for name in ("config", "iteration", "best", "results", "seconds"):
-        if name not in info:
-            raise TrainingError(
-                f"{folder}: expected the checkpoint of a run that can go on, got one without {name}"
-            )
+def same_config(files: RunFiles, config: RunConfig) -> None:
+    """Refuse to go on with another configuration than run.json has, where there is one that says it."""
+    before = recorded(files)
+    if "config" in before:
+        _check_config(f"{files.folder}: its run", config, before["config"])
 
 
 def _check_config(what: str, config: RunConfig, values: Any) -> None:

@@ -44,6 +44,11 @@ class RunFiles:
         return self.folder / "previous.safetensors"
 
     @property
+    def refused(self) -> Path:
+        """One that was the newest and could not be used when the run went on."""
+        return self.folder / "refused.safetensors"
+
+    @property
     def best(self) -> Path:
         """The one that did best in validation."""
         return self.folder / "best.safetensors"

@@ -58,7 +58,10 @@ class Trainer(TrainingLoop[Learner]):
         def start() -> None:
             if initial is not None:
                 plain, _ = distributed.on_first(lambda: load_model(initial))
-                warm_start(learner.model, plain.to(learner.device))
+                try:
+                    warm_start(learner.model, plain.to(learner.device))
+                except ValueError as error:
+                    raise ValueError(f"{initial}: {error}") from None
 
         super().__init__(
             learner,
