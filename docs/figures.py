@@ -8,6 +8,11 @@ import torch
 
 import torchpact as tp
 from torchpact import newton
+from torchpact.data import load_sample
+from torchpact.models import zoo
+from torchpact.training import TrainConfig
+from torchpact.training.titles import title_of
+from torchpact.viz import compare_maps, ponder_maps
 
 IMAGES = Path(__file__).parent / "images"
 
@@ -41,5 +46,17 @@ def overview() -> None:
     figure.savefig(IMAGES / "overview.png", dpi=150)
 
 
+def maps() -> None:
+    """Where SACT and PSACT compute, ResNet-110 (the paper's figure 6), by networks of the zoo."""
+    images = load_sample("test").random(6, seed=0).images
+    networks = []
+    for name in ("resnet110-sact-tau0.005", "resnet110-tau0.005"):
+        title = title_of(TrainConfig.from_dict(zoo.find(name).config))
+        networks.append((title, ponder_maps(zoo.load(name), images, seed=0)))
+    with compare_maps(images, networks) as figure:
+        figure.savefig(IMAGES / "maps-resnet110.png")
+
+
 if __name__ == "__main__":
     overview()
+    maps()

@@ -97,6 +97,16 @@ def test_zoo_lists_names_accuracies_and_cards(monkeypatch, capsys):
     assert f"| plain | {accuracy:.2%} |" in capsys.readouterr().out
 
 
+def test_zoo_add_hands_on_what_the_card_should_say(monkeypatch, capsys):
+    def refuse(*arguments, note):
+        raise ValueError(f"{arguments[1]}: {note}")
+
+    monkeypatch.setattr("torchpact.commands.zoo.add_entry", refuse)
+    add = ("zoo", "add", "runs/a", "--name", "a", "--data", "sample", "--note", "Continued once.")
+    assert run(monkeypatch, *add) == 2
+    assert capsys.readouterr().err == "torchpact: a: Continued once.\n"
+
+
 def test_a_name_of_the_zoo_can_stand_for_a_checkpoint(monkeypatch, capsys, tmp_path):
     name = "resnet32-tau0.01"
     assert run(monkeypatch, "maps", "--model", name, "--count", "1", "-o", str(tmp_path), "--json") == 0

@@ -9,7 +9,7 @@ from PIL import Image
 from tests.viz.networks import write_checkpoint
 from torchpact import cli
 from torchpact.data import load_sample
-from torchpact.models import ResNetConfig
+from torchpact.models import ResNetConfig, zoo
 from torchpact.training import TrainConfig
 from torchpact.training.checkpoint import load_model, save_checkpoint
 from torchpact.viz import ponder_maps
@@ -71,6 +71,15 @@ def test_files_are_drawn_and_what_is_none_is_told(run, tmp_path):
     assert names(tmp_path / "out") == {f"maps{part}.{s}" for part in ("", "-blocks") for s in ("png", "pdf")}
 
 
+def test_without_a_network_named_it_is_one_of_the_zoo(run, tmp_path):
+    code, printed, _ = run("--count", 1, "-o", tmp_path, "--json")
+    assert code == 0
+    (one,) = json.loads(printed)["networks"]
+    assert (one["model"], one["title"]) == ("resnet110-tau0.005", "PSACT, τ = 0.005")
+    maps = ponder_maps(zoo.load("resnet110-tau0.005"), load_sample("test").random(1, seed=0).images, seed=0)
+    assert one["blocks"] == pytest.approx([float(block.mean()) for block in maps.blocks])
+
+
 def test_without_any_image_that_can_be_read_nothing_is_drawn(run, tmp_path):
     model = checkpoint(tmp_path)
     code, printed, err = run(tmp_path / "missing.png", "--model", model, "-o", tmp_path / "out")
@@ -94,7 +103,6 @@ def test_mistakes_are_told_in_one_line(run, tmp_path):
     text = tmp_path / "text.safetensors"
     text.write_text("not a checkpoint")
     for arguments, message in (
-        ((), "--model"),
         (("--model", tmp_path / "none"), "none: no such checkpoint"),
         (("--model", text), "text.safetensors: not a readable checkpoint"),
         (("--model", sequences), "expected a network for images, got one for sequences"),

@@ -127,8 +127,9 @@ def _recipe(config: TrainConfig, card: dict[str, Any]) -> str:
 def _stored(card: dict[str, Any]) -> str:
     if not card["stored_in_half"]:
         return "in single precision: in half precision accuracy changed by more than 0.05 points."
-    most = max(map(abs, card["change_of_accuracy"].values()))
+    change = card["change_of_accuracy"]
+    most = max(map(abs, change.values()))
     return (
         "in half precision (norms and biases in single), which the table is measured with; "
-        f"it changed accuracy by at most {100 * most:.2f} points."
+        f"it changed accuracy by at most {100 * most:.2f} points ({', '.join(change)})."
     )

@@ -24,6 +24,15 @@ def test_a_network_saved_and_read_back_gives_the_same_answers(tmp_path):
     assert all(torch.equal(a.steps, b.steps) for a, b in zip(ponders, others, strict=True))
 
 
+def test_a_pretrained_network_comes_back_as_it_was(tmp_path):
+    model = tp.models.psact_resnet110("thresholded", pretrained="tau0.005")
+    hub.HubResNet.of(model).save_pretrained(tmp_path)
+    again = hub.HubResNet.from_pretrained(tmp_path)
+    assert (again.config, again.blocks[0].mode) == (model.config, tp.Thresholded())
+    ours, theirs = model.state_dict(), again.state_dict()
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
 def test_a_plain_network_needs_no_mode(tmp_path):
     model = network(adaptive=False, units=1)
     hub.HubResNet.of(model).save_pretrained(tmp_path)

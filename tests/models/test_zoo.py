@@ -16,7 +16,7 @@ from torchpact.flops import max_flops
 from torchpact.model_card import markdown, plain_flops
 from torchpact.models import ResNetConfig, build, zoo
 from torchpact.training import Trainer
-from torchpact.training.checkpoint import CheckpointError, load_model, save_checkpoint
+from torchpact.training.checkpoint import CheckpointError, load_checkpoint, load_model, save_checkpoint
 from torchpact.training.evaluate import evaluate, evaluate_modes
 
 ENTRIES = {entry.name: entry for entry in zoo.entries()}
@@ -29,10 +29,15 @@ def run(tmp_path_factory):
     return folder
 
 
-def test_the_zoo_has_a_plain_network_several_prices_and_sact():
-    assert {"resnet32-plain", "resnet32-tau0.01", "resnet32-tau0.005", "resnet32-sact-tau0.01"} <= set(
-        ENTRIES
-    )
+@pytest.mark.parametrize(
+    ("network", "names"),
+    [
+        ("resnet32", ["plain", "tau0.005", "tau0.01", "sact-tau0.01"]),
+        ("resnet110", ["plain", "tau0.001", "tau0.005", "tau0.01", "sact-tau0.005"]),
+    ],
+)
+def test_the_zoo_has_plain_networks_several_prices_and_sact(network, names):
+    assert {f"{network}-{name}" for name in names} <= set(ENTRIES)
 
 
 @pytest.mark.parametrize("entry", ENTRIES.values(), ids=list(ENTRIES))
@@ -46,6 +51,8 @@ def test_an_entry_is_small_carries_its_card_and_was_measured_on_the_whole_test_s
 @pytest.mark.parametrize("entry", ENTRIES.values(), ids=list(ENTRIES))
 def test_an_entry_does_on_the_sample_about_what_its_card_says(entry):
     sample = load_sample("test")
+    if entry.network.units > 5:  # they take their time
+        sample = sample.random(200, seed=0)
     mode = None if not entry.network.adaptive else "thresholded"
     measured = evaluate(zoo.load(entry.name), sample, mode)
     said = entry.card["results"]["thresholded" if mode else "plain"]
@@ -65,6 +72,14 @@ def test_pretrained_networks_are_loaded_by_name_in_the_mode_asked_for():
         logits, ponders = plain(standardize(sample.images[:100]))
     assert ponders == []
     assert (logits.argmax(1) == sample.labels[:100]).float().mean() > 0.8
+
+
+def test_deep_networks_are_loaded_by_name_too():
+    model = tp.models.psact_resnet110(pretrained="tau0.005")
+    assert model.config.units == 18
+    assert model.blocks[0].mode == tp.Relaxed()
+    assert tp.models.psact_resnet110(pretrained="sact-tau0.005").blocks[0].mode == tp.ACT()
+    assert not tp.models.resnet110(pretrained="plain").config.adaptive
 
 
 @pytest.mark.parametrize(
@@ -124,6 +139,35 @@ def test_what_cannot_be_an_entry_is_refused(run, tmp_path, monkeypatch):
     with pytest.raises(ValueError, match="expected a finished run on images, got one that is started"):
         publishing.add_entry(tmp_path, "a", test, tmp_path)
     assert not list(tmp_path.glob("*.safetensors"))
+
+
+def test_weights_of_another_iteration_than_the_last_are_refused(run, tmp_path, monkeypatch):
+    monkeypatch.setattr(publishing, "evaluate_modes", no_evaluation)
+    last = load_checkpoint(run / "last.safetensors")
+    save_checkpoint(tmp_path / "last.safetensors", last.tensors, last.info | {"iteration": 3})
+    (tmp_path / "run.json").write_bytes((run / "run.json").read_bytes())
+    expected = f"expected weights of iteration {config('relaxed').iterations}, the last; got 3"
+    with pytest.raises(ValueError, match=expected):
+        publishing.add_entry(tmp_path, "a", images("test", 32), tmp_path)
+
+
+def test_weights_without_the_state_of_an_optimizer_will_do(run, tmp_path):
+    last = load_checkpoint(run / "last.safetensors")
+    weights = {name: value for name, value in last.tensors.items() if name.startswith("model.")}
+    assert len(weights) < len(last.tensors)
+    save_checkpoint(tmp_path / "last.safetensors", weights, last.info)
+    (tmp_path / "run.json").write_bytes((run / "run.json").read_bytes())
+    whole = publishing.add_entry(run, "a", images("test", 32), tmp_path)
+    entry = publishing.add_entry(tmp_path, "b", images("test", 32), tmp_path)
+    assert entry.card == whole.card
+
+
+def test_a_note_is_part_of_the_card(run, tmp_path):
+    test = images("test", 32)
+    assert publishing.add_entry(run, "a", test, tmp_path).card["note"] == ""
+    note = "Continued once, at iteration 3."
+    entry = publishing.add_entry(run, "b", test, tmp_path, note=note)
+    assert note in " ".join(entry.path.with_suffix(".md").read_text().split())
 
 
 def no_evaluation(*_):

@@ -34,7 +34,10 @@ def resnet32(pretrained: str | None = None, **settings: Unpack[Settings]) -> Res
 
 
 def resnet110(pretrained: str | None = None, **settings: Unpack[Settings]) -> ResNet:
-    """ResNet-110: eighteen units a block; see :func:`resnet32`."""
+    """ResNet-110: eighteen units a block; see :func:`resnet32`.
+
+    >>> model = resnet110(pretrained="plain")
+    """
     return _network(ResNetConfig(units=18, adaptive=False, **settings), None, pretrained, settings)
 
 
@@ -58,7 +61,10 @@ def psact_resnet32(
 def psact_resnet110(
     mode: Mode | str | None = None, pretrained: str | None = None, **settings: Unpack[Settings]
 ) -> ResNet:
-    """ResNet-110 that decides how many of its units to run; see :func:`psact_resnet32`."""
+    """ResNet-110 that decides how many of its units to run; see :func:`psact_resnet32`.
+
+    >>> model = psact_resnet110(mode="thresholded", pretrained="tau0.005")
+    """
     return _network(ResNetConfig(units=18, **settings), mode, pretrained, settings)
 
 
