@@ -303,6 +303,13 @@ def test_a_sweep_of_sequences_gets_a_folder_for_each(run, tmp_path):
         (("--task", "parity", "--group", "2"), "expected --group without --task only"),
         (("--hidden", "8", "--data", "sample"), "expected --hidden with --task only"),
         (("--task", "parity", "--size", "8"), "expected a size as name=number, got '8'"),
+        (("--task", "parity", "--size", "size=²"), "expected a size as name=number, got 'size=²'"),
+        *(
+            (("--task", "parity", "--size", f"{name}=3"), f"among size, low, high; got {name}")
+            for name in ("seed", "tau", "features", "classes", "hidden", "lr")
+        ),
+        (("--task", "addition", "--size", "max_numbers=1"), "max_numbers to be an integer of at least 2"),
+        (("--task", "parity", "--method", "plain", "--max-steps", 5), "expected --max-steps where a cell"),
         (("--task", "parity", "--size", "width=8"), "expected sizes of parity among size, low, high"),
         (("--task", "sort", "--method", "ponder"), "expected a task of one time step"),
         (("--task", "parity", "--cell", "lstn"), "expected cell to be one of rnn, gru, lstm; got 'lstn'"),

@@ -696,6 +696,70 @@ class Wrong(nn.Module):
         return self.state
 
 
+class Rigged(nn.Module):
+    """A cell around torch's own, whose states are what ``change`` makes of them."""
+
+    input_size = 4
+
+    def __init__(self, change):
+        super().__init__()
+        self.cell, self.change = nn.GRUCell(4, 2), change
+
+    def forward(self, x, state=None):
+        return self.change(self.cell(x, state))
+
+
+class Headless(nn.Module):
+    """A cell that must be given a state."""
+
+    input_size = 4
+
+    def forward(self, x, state):
+        return state * 1
+
+
+@pytest.mark.parametrize(
+    ("cell", "message"),
+    [
+        (
+            Rigged(lambda h: (h, h)),
+            r"takes the state it returns, \(\(3, 2\), \(3, 2\)\); Rigged raised .*Error",
+        ),
+        (
+            Rigged(lambda h: torch.cat([h, h], 1)),
+            r"takes the state it returns, \(3, 4\); Rigged raised Runtime",
+        ),
+        (Headless(), "expected a cell that starts without a state; Headless raised TypeError"),
+    ],
+)
+def test_a_cell_of_another_layout_is_refused_when_the_layer_is_made(cell, message):
+    with pytest.raises(ValueError, match=message) as error:
+        tp.AdaptiveRNN(cell, 3)
+    assert "\n" not in str(error.value)
+
+
+def test_a_state_that_grows_is_refused():
+    class Grows(nn.Module):
+        input_size = 4
+
+        def forward(self, x, state=None):
+            return x if state is None else torch.cat([state, x], 1)
+
+    with pytest.raises(ValueError, match=r"keeps its shape, \(3, 4\); got \(3, 8\) after it$"):
+        tp.AdaptiveRNN(Grows(), 3, halting=never_halt)
+
+
+@pytest.mark.parametrize("lengths", ["abc", [None, 1, 2], [1.5, 2, 1], [[1], [2], [3]]])
+def test_lengths_that_are_none_are_told(lengths):
+    with pytest.raises(ValueError, match=r"^expected 3 whole numbers as lengths, got "):
+        make(batch_first=True)(torch.zeros(3, 5, 3), lengths=lengths)
+
+
+def test_a_batch_of_none_has_no_lengths():
+    output, _, _ = make(batch_first=True)(torch.zeros(0, 5, 3).double(), lengths=[])
+    assert output.shape[0] == 0
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [

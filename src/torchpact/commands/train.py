@@ -206,8 +206,10 @@ def train(
             )
         else:
             _refuse(of_images, "without --task only")
+            if method == "plain":
+                _refuse({"max_steps": max_steps}, "where a cell may run more than once")
             del of_sequences["size"]
-            settings = common | of_sequences | sizes(size or [])
+            settings = common | of_sequences | sizes(task, size or [])
             configs = sequence_configs(task, preset_name, tau, seed, settings)
             trainers = sequence_trainers(configs, _folders(out, configs), place, data, **options)
         for trainer in trainers:

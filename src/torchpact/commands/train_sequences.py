@@ -8,6 +8,7 @@ from torch import Tensor
 
 from torchpact.data import load_enwik8, load_sample_text
 from torchpact.training import SequenceTrainConfig, SequenceTrainer, Texts, sequence_preset
+from torchpact.training.sequence_config import GENERATORS, make_task
 from torchpact.training.sequence_joint import join_sequences
 
 
@@ -24,18 +25,22 @@ def sequence_configs(
     ]
 
 
-def sizes(given: list[str]) -> dict[str, int]:
+def sizes(task: str, given: list[str]) -> dict[str, int]:
     """Read sizes of a task, written as name=number.
 
-    >>> sizes(["max_digits=3"])
+    >>> sizes("addition", ["max_digits=3"])
     {'max_digits': 3}
     """
     found = {}
     for text in given:
         name, _, number = text.partition("=")
-        if not number.isdigit():
+        if not (number.isascii() and number.isdecimal()):
             raise ValueError(f"expected a size as name=number, got {text!r}")
         found[name] = int(number)
+    if task in GENERATORS:
+        make_task(task, found)  # or the name of some other setting would change that
+    elif found:
+        raise ValueError(f"expected no sizes of {task}, got {', '.join(found)}")
     return found
 
 

@@ -178,7 +178,7 @@ class Addition(Task):
     max_digits: int = 5
 
     def __post_init__(self) -> None:
-        check_count("max_numbers", self.max_numbers)
+        check_count("max_numbers", self.max_numbers, 2)  # about the first nothing is asked
         check_count("max_digits", self.max_digits, maximum=15)
 
     @property

@@ -71,13 +71,27 @@ def probe(cell: nn.Module) -> State:
             f"got {type(cell).__name__} with {'none' if size is None else size}"
         )
     batch = 3
-    weight = next(cell.parameters(), torch.empty(0))
+    zeros = next(cell.parameters(), torch.empty(0)).new_zeros(batch, size)
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
-        state: Any = cell(weight.new_zeros(batch, size), None)
-    parts = state if isinstance(state, tuple) and state else (state,)
-    if any(not isinstance(part, Tensor) or part.dim() != 2 or len(part) != batch for part in parts):
+        state = _run(cell, zeros, None, "expected a cell that starts without a state")
+        shape = _state.shape_of(state)
+        parts = state if isinstance(state, tuple) and state else (state,)
+        if any(not isinstance(part, Tensor) or part.dim() != 2 or len(part) != batch for part in parts):
+            raise ValueError(
+                "expected a cell whose state is a tensor of shape (batch, size) or a tuple of them, "
+                f"got {shape} for a batch of {batch}"
+            )
+        again = _run(cell, zeros, state, f"expected a cell that takes the state it returns, {shape}")
+    if _state.shape_of(again) != shape:
         raise ValueError(
-            "expected a cell whose state is a tensor of shape (batch, size) or a tuple of them, "
-            f"got {_state.shape_of(state)} for a batch of {batch}"
+            f"expected a cell whose state keeps its shape, {shape}; got {_state.shape_of(again)} after it"
         )
     return state  # type: ignore[no-any-return]
+
+
+def _run(cell: nn.Module, x: Tensor, state: Any, expected: str) -> Any:
+    try:
+        return cell(x, state)
+    except Exception as error:  # whatever somebody's cell makes of it
+        why = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        raise ValueError(f"{expected}; {type(cell).__name__} raised {why}") from error

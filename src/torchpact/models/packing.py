@@ -28,9 +28,10 @@ def pack(
             raise ValueError(f"expected a PackedSequence of {features} features, got data of shape {given}")
         return input
     time, batch = input.shape[:2]
-    if lengths is None:
+    each = None if lengths is None else _check_lengths(lengths, batch, time)
+    if each is None or batch == 0:
         return PackedSequence(input.reshape(time * batch, features), torch.full((time,), batch))
-    return pack_padded_sequence(input, _check_lengths(lengths, batch, time), enforce_sorted=False)
+    return pack_padded_sequence(input, each, enforce_sorted=False)
 
 
 def time_first(input: Tensor, features: int, batch_first: bool) -> Tensor:
@@ -88,7 +89,12 @@ def with_time(ponder: Ponder, packed: PackedSequence, total: int) -> Ponder:
 
 
 def _check_lengths(lengths: Tensor | Sequence[int], batch: int, time: int) -> Tensor:
-    given = torch.as_tensor(lengths).cpu()
+    try:
+        given = torch.as_tensor(lengths).cpu()
+    except (TypeError, ValueError, RuntimeError):
+        raise ValueError(f"expected {batch} whole numbers as lengths, got {lengths!r:.60}") from None
+    if not isinstance(lengths, Tensor) and not len(given):
+        given = given.long()  # torch takes an empty list for one of floats
     if given.shape != (batch,) or given.is_floating_point() or given.dtype == torch.bool:
         raise ValueError(f"expected {batch} whole numbers as lengths, got {given.dtype} {tuple(given.shape)}")
     wrong = given[(given < 1) | (given > time)]

@@ -16,6 +16,7 @@ from torchpact.models.resnet import ResNet
 from torchpact.modes import Mode
 from torchpact.training.config import Precision
 from torchpact.training.inputs import as_input, casting
+from torchpact.training.state import seeded
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,6 @@ def evaluate(
     check_count("seed", seed, 0, 2**63 - 1)
     training = model.training
     model.eval()
-    torch.manual_seed(seed)
     sums = torch.zeros(2, dtype=torch.double, device=device)
     blocks = len(model.blocks) if model.config.adaptive else 0
     steps = torch.zeros(blocks, dtype=torch.double, device=device)
@@ -75,7 +75,7 @@ def evaluate(
     try:
         # thresholded, steps and cost are all that is read: logits of all pixels would only take memory
         deciding = nullcontext() if mode is None else use_mode(model, mode, details=False)
-        with casting(device, precision), deciding:
+        with seeded(seed, device), casting(device, precision), deciding:
             for images, labels in zip(data.images.split(batch), data.labels.split(batch), strict=True):
                 logits, ponders = model(as_input(images))
                 logits = logits.float()

@@ -11,6 +11,7 @@ from torchpact.data.tasks import UNASKED, Task
 from torchpact.models.sequence import SequenceNet, sequence_nll
 from torchpact.modes import Mode
 from torchpact.training.sequence import lengths_of
+from torchpact.training.state import seeded
 
 
 @dataclass(frozen=True)
@@ -58,12 +59,11 @@ def evaluate_on_task(
     """
     device = next(model.parameters()).device
     generator = torch.Generator(device).manual_seed(seed)
-    torch.manual_seed(seed)
     training = model.training
     model.eval()
     right, nll, asked, sequences, steps, hard = [], [], [], [], [], []
     try:
-        with use_mode(model, mode) if mode is not None else nullcontext():
+        with seeded(seed, device), use_mode(model, mode) if mode is not None else nullcontext():
             for start in range(0, count, batch):
                 examples = task.sample(min(batch, count - start), generator)
                 logits, _, ponders = model(examples.inputs, lengths=lengths_of(examples))

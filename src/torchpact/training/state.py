@@ -1,6 +1,8 @@
 """The state of training as named tensors: weights, baseline and what the optimizer keeps."""
 
 import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -10,6 +12,21 @@ def derived_seed(*parts: object) -> int:
     """A seed for this purpose, from everything that should tell it from others."""
     digest = hashlib.blake2b("/".join(map(str, parts)).encode(), digest_size=7).digest()
     return int.from_bytes(digest, "little")
+
+
+@contextmanager
+def seeded(seed: int, device: torch.device) -> Iterator[None]:
+    """Draw by a seed on a device; afterwards the program's generators go on as if nothing had been drawn.
+
+    >>> with seeded(1, torch.device("cpu")):
+    ...     one = torch.rand(2)
+    >>> with seeded(1, torch.device("cpu")):
+    ...     print(torch.equal(one, torch.rand(2)))
+    True
+    """
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        torch.manual_seed(seed)
+        yield
 
 
 def collect(model: nn.Module, baseline: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:

@@ -18,6 +18,7 @@ from torchpact.models.sequence import SequenceNet
 from torchpact.modes import Mode
 from torchpact.training.capturing import Captured
 from torchpact.training.joint_text import can_read, read_alone
+from torchpact.training.state import seeded
 
 PASSAGE = 240
 """Of how many characters at the beginning of a text the steps are put down one by one."""
@@ -114,8 +115,7 @@ def evaluate_on_text(
     try:
         with use_mode(model, mode) if mode is not None else nullcontext():
             reading = _Reading(model, len(streams[0][0]), streams.window)
-            with reading.on_stream():
-                torch.manual_seed(seed)
+            with reading.on_stream(), seeded(seed, device):
                 for inputs, targets in streams.whole():
                     logits, taken = reading(inputs)
                     log_p = logits.log_softmax(-1).gather(-1, targets.unsqueeze(-1))

@@ -10,6 +10,7 @@ from torchpact.block import AdaptiveBlock, use_mode
 from torchpact.models.resnet import ResNet
 from torchpact.modes import ACT, Mode
 from torchpact.training.inputs import as_input
+from torchpact.training.state import seeded
 
 BATCH = 100
 
@@ -64,10 +65,9 @@ def ponder_maps(
     model.eval()
     try:
         with (
-            torch.random.fork_rng(devices=[device] if device.type == "cuda" else []),
+            seeded(seed, device),
             nullcontext() if mode is None else use_mode(model, mode),
         ):
-            torch.manual_seed(seed)
             parts = [[p.cost.squeeze(1) for p in model(as_input(part))[1]] for part in images.split(BATCH)]
             quantity = _quantity(model)
     finally:
