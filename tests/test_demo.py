@@ -1,12 +1,17 @@
 """What the demo does to a network; tests/test_cli.py runs it as a whole."""
 
+import io
+
 import pytest
 import torch
+from rich.console import Console
 from torch import nn
 
 from tests.training.small import images
 from tests.viz.networks import network
 from torchpact import demo
+from torchpact.commands import demo as command
+from torchpact.commands.common import Interrupted
 
 
 @pytest.fixture(scope="module")
@@ -51,3 +56,38 @@ def test_heads_stay_as_they_are_once_settled():
     assert demo.learning_rates(demo.SETTLED, 0.1)[0] == 0
     assert demo.learning_rates(1.0, 0.1) == (0, 0)
     assert demo.learning_rates(0.22, 0.1) == (demo.HEAD_RATE, 0.1)
+
+
+def _run(data=None):
+    teacher = network(adaptive=False, units=2, image_size=12)
+    config = demo.configure(0.1, 20, 0, teacher.config)
+    written = io.StringIO()
+    model = demo.make_adaptive(teacher, config)
+    command._train(model, teacher, data or images(count=40), config, Console(file=written, width=100))
+    return written.getvalue().splitlines()
+
+
+def test_without_a_terminal_there_are_lines():
+    lines = _run()
+    assert 1 <= len([line for line in lines if line.startswith("training, iteration ")]) <= 10
+    assert any(line.startswith("training, iteration 20 of 20: ") for line in lines)
+
+
+def test_who_stops_it_is_told_that_nothing_is_kept(monkeypatch):
+    def stop(*arguments):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(demo, "train", stop)
+    with pytest.raises(
+        Interrupted, match=r"^stopped near iteration 0 of 20; a demo keeps nothing before its end$"
+    ):
+        _run()
+
+
+@pytest.mark.parametrize(("flops", "said"), [(50e6, "50% fewer FLOPs"), (101e6, "1% more FLOPs")])
+def test_what_it_saves_or_not_is_said_in_words(capsys, flops, said):
+    before = {"accuracy": 0.9, "flops": 100e6, "images": 10}
+    after = {"thresholded": {"accuracy": 0.89, "flops": flops}}
+    times = {"plain": 2e-3, "modes": {"thresholded": 1e-3}, "device": "a device", "batch": 4}
+    command._show(before, after, times, 1000)
+    assert f"Thresholded: {said} at -1.0 points, 2.00 times" in " ".join(capsys.readouterr().out.split())

@@ -393,6 +393,14 @@ def test_warm_start_copies_all_but_the_heads_batch_norm_statistics_included():
     assert not torch.equal(after["norm.running_mean"], before["norm.running_mean"])
 
 
+def test_a_plain_network_goes_on_from_another():
+    source = plain(seed=1)
+    for ours, theirs in zip(
+        warm_start(plain(seed=2), source).state_dict().values(), source.state_dict().values(), strict=True
+    ):
+        assert torch.equal(ours, theirs)
+
+
 def test_warm_start_copies_rather_than_shares():
     source = plain(seed=1)
     model = warm_start(tiny(seed=2), source)
@@ -404,11 +412,11 @@ def test_warm_start_copies_rather_than_shares():
 @pytest.mark.parametrize(
     ("adaptive", "source", "message"),
     [
-        (tiny(), plain(units=3), "expected networks of equal units, got 2 adaptive and 3 plain"),
-        (tiny(width=2), plain(), "expected networks of equal width, got 2 adaptive and 1 plain"),
-        (tiny(), plain(classes=3), "expected networks of equal classes, got 10 adaptive and 3 plain"),
+        (tiny(), plain(units=3), "expected networks of equal units, got 2 and 3 to start from"),
+        (tiny(width=2), plain(), "expected networks of equal width, got 2 and 1 to start from"),
+        (tiny(), plain(classes=3), "expected networks of equal classes, got 10 and 3 to start from"),
         (tiny(), tiny(), "expected a plain ResNet, got an adaptive ResNet"),
-        (plain(), plain(), "expected an adaptive ResNet, got a plain ResNet"),
+        (nn.Linear(2, 2), plain(), "expected a ResNet, got Linear"),
         (tiny(), nn.Linear(2, 2), "expected a plain ResNet, got Linear"),
     ],
 )

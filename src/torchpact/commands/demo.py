@@ -1,6 +1,7 @@
 """torchpact demo: a pretrained network becomes adaptive, in minutes on a CPU."""
 
 import json
+import signal
 import time
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,6 +13,7 @@ from rich.table import Table
 
 from torchpact import demo as making
 from torchpact._checks import check_count, check_number
+from torchpact.commands.common import Interrupted
 from torchpact.commands.newton import newton as newton_demo
 from torchpact.commands.report import made_by
 from torchpact.data import Images, load_sample
@@ -80,17 +82,28 @@ def demo(
 
 def _train(model: ResNet, plain: ResNet, data: Images, config: TrainConfig, console: Console) -> list[Event]:
     history: list[Event] = []
+    done = 0
     columns = (TextColumn("training"), BarColumn(), TextColumn("{task.fields[shown]}"), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True) as bar:
         task = bar.add_task("", total=config.iterations, shown="")
 
         def report(event: Event) -> None:
+            nonlocal done
+            before, done = done, event["iteration"]
             history.append(event)
             steps = " ".join(f"{s:.2f}" for s in event["expected_steps"])
             shown = f"{steps} of {config.network.units} units, {event['images_per_second']:.0f} images/s"
-            bar.update(task, completed=event["iteration"], shown=shown)
+            bar.update(task, completed=done, shown=shown)
+            if not console.is_terminal and 10 * done // config.iterations > 10 * before // config.iterations:
+                console.print(f"training, iteration {done} of {config.iterations}: {shown}")
 
-        making.train(model, plain, data, config, report)
+        try:
+            making.train(model, plain, data, config, report)
+        except KeyboardInterrupt:
+            message = (
+                f"stopped near iteration {done} of {config.iterations}; a demo keeps nothing before its end"
+            )
+            raise Interrupted(message, signal.SIGINT) from None
     return history
 
 
@@ -146,8 +159,9 @@ def _show(before: dict[str, Any], after: dict[str, Any], times: dict[str, Any], 
     Console().print(table)
     hard = after["thresholded"]
     points = 100 * (hard["accuracy"] - before["accuracy"])
+    saved = 1 - hard["flops"] / before["flops"]
     Console().print(
-        f"Thresholded: {1 - hard['flops'] / before['flops']:.0%} fewer FLOPs at {points:+.1f} points, "
+        f"Thresholded: {abs(saved):.0%} {'fewer' if saved >= 0 else 'more'} FLOPs at {points:+.1f} points, "
         f"{plain / times['modes']['thresholded']:.2f} times as fast. "
         "In relaxed mode nothing is skipped: it is for training."
     )

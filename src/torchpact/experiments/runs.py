@@ -97,6 +97,8 @@ class Run:
             parts.append("strong")
         if self.teacher is not None:
             parts.append(f"taught{6 * self.teacher.config.network.units + 2}")
+        if config.method == "plain" and self.warm is not None:
+            parts.append("again")
         if config.method == "random":
             parts.append("steps" + "-".join(f"{steps:g}" for steps in config.random_steps))
         elif config.method != "plain":
@@ -125,6 +127,11 @@ def plain(scale: Scale, depth: int, seed: int, **settings: Any) -> Run:
     network = ResNetConfig(units=scale.depths.get(depth, (depth - 2) // 6), adaptive=False)
     chosen = scale.settings | settings
     return Run(preset(scale.preset, method="plain", network=network, seed=seed, **chosen))
+
+
+def plain_again(scale: Scale, depth: int, seed: int, **settings: Any) -> Run:
+    """A vanilla ResNet-``depth`` from its own weights: with as many iterations as an adaptive one had."""
+    return replace(plain(scale, depth, seed, **settings), warm=plain(scale, depth, seed))
 
 
 def adaptive(

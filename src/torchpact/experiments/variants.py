@@ -8,7 +8,7 @@ from typing import Any
 from torchpact.experiments.archive import Archive
 from torchpact.experiments.gather import at_end, finished, inventory, over_seeds, spread
 from torchpact.experiments.plotting import canvas, draw_points, save
-from torchpact.experiments.runs import Run, Scale, adaptive, by_lot, looks, plain
+from torchpact.experiments.runs import Run, Scale, adaptive, by_lot, looks, plain, plain_again
 
 # Okabe and Ito's colours again, in an order for things that have none of their own
 _PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#888888")
@@ -49,13 +49,14 @@ LOTS = {0.05: (1.26, 1.17, 1.99), 0.02: (3.63, 2.41, 2.61), 0.01: (4.25, 3.74, 4
 
 
 def baselines(scale: Scale, seeds: list[int]) -> Labelled:
-    """PSACT against plain networks of fewer units, random decisions, and decisions an image."""
+    """PSACT against plain networks of fewer units or more iterations, and against other decisions."""
     often = looks(scale, 4)
     depths = (14, 20, 26, 32) if scale.name != "smoke" else (32,)
     taus = (0.05, 0.02, 0.01) if scale.name != "smoke" else (0.01,)
     found: Labelled = [
         ("plain networks", plain(scale, depth, seed, **often)) for depth in depths for seed in seeds
     ]
+    found += [("plain, trained twice as long", plain_again(scale, 32, seed, **often)) for seed in seeds]
     for label, network in (("PSACT", {}), ("PACT, a decision an image", {"per": "image"})):
         found += [
             (label, adaptive(scale, 32, "relaxed", tau, seed, network=network, **often))

@@ -117,19 +117,20 @@ def build(config: ResNetConfig, mode: Mode | str | None = None) -> ResNet:
 def warm_start(adaptive: ResNet, plain: ResNet) -> ResNet:
     """Copy all that ``adaptive`` shares with a trained ``plain`` network, batch norm statistics too.
 
-    Only the halting heads are left as they are. Returns ``adaptive``.
+    Only the halting heads are left as they are; a network without any goes on as ``plain`` was. Returns
+    ``adaptive``.
 
     >>> model = warm_start(tp.models.psact_resnet32(), tp.models.resnet32())
     """
-    for net, expected in ((adaptive, True), (plain, False)):
-        if not isinstance(net, ResNet) or net.config.adaptive != expected:
-            kinds = {True: "an adaptive ResNet", False: "a plain ResNet"}
-            given = kinds[net.config.adaptive] if isinstance(net, ResNet) else type(net).__name__
-            raise ValueError(f"expected {kinds[expected]}, got {given}")
+    for net, kind in ((adaptive, "a ResNet"), (plain, "a plain ResNet")):
+        if not isinstance(net, ResNet):
+            raise ValueError(f"expected {kind}, got {type(net).__name__}")
+    if plain.config.adaptive:
+        raise ValueError("expected a plain ResNet, got an adaptive ResNet")
     for name in ("units", "width", "classes"):
         ours, theirs = getattr(adaptive.config, name), getattr(plain.config, name)
         if ours != theirs:
-            raise ValueError(f"expected networks of equal {name}, got {ours} adaptive and {theirs} plain")
+            raise ValueError(f"expected networks of equal {name}, got {ours} and {theirs} to start from")
     heads = {key: value for key, value in adaptive.state_dict().items() if ".halting." in key}
     adaptive.load_state_dict(plain.state_dict() | heads)
     return adaptive

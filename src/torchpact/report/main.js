@@ -27,11 +27,11 @@ function headline() {
   const plain = partner(run);
   if (found) {
     if (found.flops && run.plain_flops && run.method !== "plain")
-      tiles.push(tile(percent(1 - found.flops / run.plain_flops, 0), "fewer FLOPs than the plain network", true));
+      tiles.push(tile(percent(Math.abs(1 - found.flops / run.plain_flops), 0), `${found.flops <= run.plain_flops ? "fewer" : "more"} FLOPs than the plain network`, true));
     const against = plain ? `accuracy; plain ${percent(plain.results.plain.accuracy)}` : `accuracy${found.images ? `, ${found.images.toLocaleString("en")} images` : ""}`;
     tiles.push(run.text ? tile(fixed(found.bits_per_character, 3), "bits per character") : tile(percent(found.accuracy), against));
     const time = run.timing && run.timing.modes[mode];
-    if (time && run.method !== "plain") tiles.push(tile(`${(run.timing.plain / time).toFixed(2)} ×`, `as fast as run in full, ${run.timing.device}`));
+    if (time && run.method !== "plain") tiles.push(tile(`${(run.timing.plain / time).toFixed(2)} ×`, `as fast as its units run on everything, ${run.timing.device}`));
     else if (time) tiles.push(tile(`${(1000 * time).toFixed(2)} ms`, `an image, ${run.timing.device}`));
     if (found.flops) tiles.push(tile((found.flops / 1e6).toFixed(1), "MFLOPs an image"));
   }
