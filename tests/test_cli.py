@@ -7,6 +7,8 @@ import torch
 
 import torchpact as tp
 from torchpact import cli, newton
+from torchpact.commands import demo
+from torchpact.data import load_sample
 from torchpact.training.checkpoint import load_model
 
 
@@ -114,6 +116,11 @@ def test_a_name_of_the_zoo_can_stand_for_a_checkpoint(monkeypatch, capsys, tmp_p
 
 
 def test_demo_leaves_runs_maps_and_a_report(monkeypatch, capsys, tmp_path):
+    def few(split):
+        """All test images would take most of the time."""
+        return load_sample(split).random(200, seed=0)
+
+    monkeypatch.setattr(demo, "load_sample", few)
     arguments = ("demo", "--iterations", "2", "-o", str(tmp_path), "--json")
     assert run(monkeypatch, *arguments) == 0
     found = json.loads(capsys.readouterr().out)
