@@ -8,7 +8,7 @@ from torch import Tensor
 
 from torchpact.data import load_enwik8, load_sample_text
 from torchpact.training import SequenceTrainConfig, SequenceTrainer, Texts, sequence_preset
-from torchpact.training.sequence_config import GENERATORS, make_task
+from torchpact.training.sequence_config import check_sizes
 from torchpact.training.sequence_joint import join_sequences
 
 
@@ -37,10 +37,7 @@ def sizes(task: str, given: list[str]) -> dict[str, int]:
         if not (number.isascii() and number.isdecimal()):
             raise ValueError(f"expected a size as name=number, got {text!r}")
         found[name] = int(number)
-    if task in GENERATORS:
-        make_task(task, found)  # or the name of some other setting would change that
-    elif found:
-        raise ValueError(f"expected no sizes of {task}, got {', '.join(found)}")
+    check_sizes(task, found)  # or the name of some other setting would change that
     return found
 
 

@@ -7,7 +7,6 @@ from torch import Tensor
 
 from torchpact.data import Images
 from torchpact.models import ResNet, zoo
-from torchpact.training.checkpoint import load_model
 from torchpact.training.inputs import as_input
 
 JUDGE = "resnet32-plain"
@@ -45,7 +44,7 @@ def what_maps_show(maps: Tensor, data: Images, *, kept: float = KEPT) -> Shown:
         raise ValueError(
             f"expected a map as large as its image for each of {len(data)}, got {tuple(maps.shape)}"
         )
-    judge = load_model(zoo.find(JUDGE).path)[0].eval()
+    judge = zoo.load(JUDGE)
     own, others, whole = (
         _named(judge, data, mask)
         for mask in (most(maps, kept), most(maps.roll(1, 0), kept), torch.ones_like(maps))

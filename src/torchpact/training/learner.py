@@ -32,6 +32,7 @@ from torchpact.training.state import (
     derived_seed,
     make_room,
     put_back,
+    seeded,
 )
 from torchpact.training.teaching import Teacher
 
@@ -64,8 +65,7 @@ class Learner(ImageIterations):
         self.compile = may_compile if compile is None else compile
         self.capture = on_gpu and not self.shared if capture is None else capture
         self.iteration = 0
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(derived_seed(config.seed, "weights"))
+        with seeded(derived_seed(config.seed, "weights"), torch.device("cpu")):
             mode = config.training_mode()
             model = build(config.network, distributed.with_global_noise(mode) if self.shared else mode)
         if config.method == "random":

@@ -189,7 +189,7 @@ class TrainingLoop(Generic[L]):
             if files.last.exists() or files.previous.exists():
                 checkpoint, problems = load_latest(files.folder, self._check_fits)
                 self.notes += [f"{problem}; went back to the checkpoint before" for problem in problems]
-            self.about = same_origin(files, self.config, self.about, checkpoint)
+            self.about = same_origin(files, self.about, checkpoint)
         return checkpoint
 
     def _check_fits(self, path: Path, checkpoint: Checkpoint) -> None:

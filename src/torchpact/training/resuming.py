@@ -63,10 +63,8 @@ def check_fits(path: Path, checkpoint: Checkpoint, config: RunConfig, state: dic
         raise CheckpointError(f"{path}: {error}") from None
 
 
-def same_origin(
-    files: RunFiles, config: RunConfig, about: dict[str, Any], checkpoint: Checkpoint | None
-) -> dict[str, Any]:
-    """Refuse to go on with anything else than a run began with; return what it began with.
+def same_origin(files: RunFiles, about: dict[str, Any], checkpoint: Checkpoint | None) -> dict[str, Any]:
+    """Refuse to go on from or with anything else than a run began with; return what it began with.
 
     Its warm start need not be given again where there is a checkpoint, whose weights come from it.
     """

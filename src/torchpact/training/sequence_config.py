@@ -1,6 +1,6 @@
 """What training on sequences is: the task, the network, the method; with presets for every task."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal, get_args
 
@@ -23,6 +23,15 @@ TASKS = (*GENERATORS, "enwik8")
 BYTES = 256
 
 
+def check_sizes(task: str, names: Iterable[str]) -> None:
+    """Refuse names that are not those of a task's sizes; a task on text has none."""
+    given = list(names)
+    known = [f.name for f in fields(GENERATORS[task])] if task in GENERATORS else []  # type: ignore[arg-type]
+    if any(name not in known for name in given):
+        what = f"sizes of {task} among {', '.join(known)}; got" if known else f"no sizes of {task}, got"
+        raise ValueError(f"expected {what} {', '.join(given)}")
+
+
 def make_task(name: str, sizes: Mapping[str, int]) -> Task:
     """Return a synthetic task of given sizes.
 
@@ -31,12 +40,8 @@ def make_task(name: str, sizes: Mapping[str, int]) -> Task:
     """
     if name not in GENERATORS:
         raise ValueError(f"expected a task among {', '.join(GENERATORS)}; got {name!r}")
-    try:
-        return GENERATORS[name](**sizes)
-    except TypeError:
-        known = [f.name for f in fields(GENERATORS[name])]  # type: ignore[arg-type]
-        given = ", ".join(sizes)
-        raise ValueError(f"expected sizes of {name} among {', '.join(known)}; got {given}") from None
+    check_sizes(name, sizes)
+    return GENERATORS[name](**sizes)
 
 
 def network_for(task: str, sizes: Mapping[str, int], method: str, **settings: Any) -> SequenceConfig:

@@ -18,7 +18,7 @@ from torchpact.training.iterations import Iterations
 from torchpact.training.sequence import lengths_of, sequence_loss
 from torchpact.training.sequence_config import SequenceTrainConfig, make_task
 from torchpact.training.sequence_joint import SequenceJoint, can_join_sequences, make_adam
-from torchpact.training.state import check_same_tensors, collect, derived_seed, make_room
+from torchpact.training.state import check_same_tensors, collect, derived_seed, make_room, seeded
 from torchpact.training.text import Streams
 
 Batch = tuple[Tensor, Tensor, Tensor | None]
@@ -49,8 +49,7 @@ class SequenceLearner(Iterations):
         self.device = torch.device(device)
         self.capture = self.device.type == "cuda" if capture is None else capture
         self.iteration = 0
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(derived_seed(config.seed, "weights"))
+        with seeded(derived_seed(config.seed, "weights"), torch.device("cpu")):
             model = SequenceNet(config.network, config.training_mode())
         self.model = model.to(self.device).train()
         self.baseline = EMABaseline(config.baseline_decay).to(self.device)

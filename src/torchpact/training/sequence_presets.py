@@ -11,7 +11,7 @@ from typing import Any
 
 from torchpact.data.tasks import TASKS as GRAVES_TASKS
 from torchpact.models.sequence import SequenceConfig
-from torchpact.training.sequence_config import TASKS, SequenceTrainConfig, network_for
+from torchpact.training.sequence_config import TASKS, SequenceTrainConfig, check_sizes, network_for
 
 _NETWORK = {f.name for f in fields(SequenceConfig)}
 
@@ -75,8 +75,7 @@ def sequence_preset(task: str, name: str = "tiny", **settings: Any) -> SequenceT
     network = dict(preset.network) | {k: v for k, v in settings.items() if k in _NETWORK}
     training = dict(preset.training) | {k: v for k, v in settings.items() if k in own}
     sizes = _sizes(task, name) | {k: v for k, v in settings.items() if k not in own | _NETWORK}
-    if task == "enwik8" and sizes:
-        raise ValueError(f"expected no sizes of enwik8, got {', '.join(sizes)}")
+    check_sizes(task, sizes)
     method = training.get("method", "relaxed")
     return SequenceTrainConfig(task, network_for(task, sizes, method, **network), sizes, **training)
 
