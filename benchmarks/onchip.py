@@ -7,10 +7,13 @@ images beside that of the model in single precision (no TF32), and the share of 
 steps. For each batch: images a second of the deployed network, called as users call it, without details (it
 returns logits, steps and costs); of the plain network of equal depth by the same kernels (``itself_dense``)
 and by the best of eager, channels last, batch norms folded and torch.compile with max-autotune
-(``best_dense``), which is a CUDA graph, in bfloat16.
+(``best_dense``), which is a CUDA graph into which the images are copied, in bfloat16. These are times of the
+device's clock, call after call. Of single images also the latency: milliseconds from a call until the device
+has done it, the two in turns, median and 90th percentile.
 """
 
 import argparse
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,6 +28,7 @@ from torchpact.block import use_mode
 from torchpact.commands.common import find_network, load_test
 from torchpact.data import Images
 from torchpact.engines import deploy
+from torchpact.engines.timing import in_turns
 from torchpact.flops import flops_from_ponders, max_flops
 from torchpact.models import ResNet
 from torchpact.training.inputs import as_input
@@ -52,15 +56,17 @@ class DenseSpeeds:
     def __init__(self, compiling: bool) -> None:
         self.compiling = compiling
         self.known: dict[tuple[int, int], dict[str, Any]] = {}
+        self.ways: dict[tuple[int, int], Callable[[], object]] = {}  # the best ones
 
     def __call__(self, model: ResNet, images: Tensor) -> dict[str, Any]:
         """Measure, or remember."""
         key = model.config.units, len(images)
         if key not in self.known:
             plain = plain_net(model.config).cuda().to(images.dtype)
-            ways = dense_alternatives(plain, FoldedNet(plain), images, self.compiling)
+            ways = dense_alternatives(plain, FoldedNet(plain), images, self.compiling, called=True)
             times = {name: called(run, seconds=0.2) for name, run in ways.items()}
             best = min(times, key=times.__getitem__)
+            self.ways[key] = ways[best]
             itself = deploy(plain, images, engines=["onchip"])
             self.known[key] = {
                 "best_dense": best,
@@ -68,6 +74,16 @@ class DenseSpeeds:
                 "itself_dense_images_s": round(1e6 * len(images) / called(lambda: itself(images))),
             }
         return self.known[key]
+
+    def latencies(self, model: ResNet, fast: Callable[[], object]) -> dict[str, float]:
+        """Return those of a deployed network and of the best dense one, for single images."""
+        calls = {"": fast, "dense_": self.ways[model.config.units, 1]}
+        times = {name: sorted(each) for name, each in in_turns(calls, seconds=1, least=20, most=400).items()}
+        return {
+            f"{name}p{percent}_ms": round(1e3 * each[len(each) * percent // 100], 3)
+            for name, each in times.items()
+            for percent in (50, 90)
+        }
 
 
 @torch.no_grad()
@@ -93,6 +109,8 @@ def rows_of(name: str, data: Images, batches: list[int], dense: DenseSpeeds) -> 
                     row |= {"images_s": round(speed), "faster": round(speed / row["best_dense_images_s"], 2)}
                     row["of_theory_over_itself"] = round(speed / row["itself_dense_images_s"] * share, 2)
                     row |= {"accuracy_fp32": accuracy}
+                    if batch == 1:
+                        row |= dense.latencies(model, partial(fast, images))
                     if batch == 1024:
                         ours, _, taken = on_test_images(fast, data, dtype)
                         same = [(a == b).float().mean().item() for a, b in zip(taken, steps, strict=True)]

@@ -13,8 +13,8 @@ from torchpact.engines.gpu_lists import advance
 from torchpact.engines.gpu_tiles import FROZEN, TILES, read_at_once, region_for
 
 MAPS = {"x", "y", "u", "old", "raised", "weight", "columns"}
-INTEGERS = {"pixels", "height", "width", "iteration", "last"}
-POINTERS = {"was_on": "*u8", "goes_on": "*u8", "steps": "*i64", "counts": "*i64"}
+INTEGERS = {"zero", "pixels", "height", "width", "iteration", "last"}
+POINTERS = {"was_on": "*u8", "goes_on": "*u8", "steps": "*i64", "counts": "*i64", "zeros": "*i32"}
 
 
 def type_of(name: str) -> str:

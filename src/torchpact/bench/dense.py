@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from torchpact.engines import FoldedBlock
-from torchpact.engines.graphs import repeatable
+from torchpact.engines.graphs import Recording, repeatable
 from torchpact.models import ResNet, ResNetConfig, build
 
 
@@ -40,12 +40,14 @@ def plain_net(config: ResNetConfig) -> ResNet:
 
 @torch.no_grad()
 def dense_alternatives(
-    plain: nn.Module, folded: nn.Module, example: Tensor, compiling: bool
+    plain: nn.Module, folded: nn.Module, example: Tensor, compiling: bool, called: bool = False
 ) -> dict[str, Callable[[], object]]:
     """Return ways to run a plain network on the example; on a GPU, each in a CUDA graph.
 
     Eager, channels last, with batch norms folded and, if ``compiling``, by torch.compile: on a GPU with
-    max-autotune, on a CPU as it is and with frozen weights.
+    max-autotune, on a CPU as it is and with frozen weights. If they are to be ``called`` as a
+    deployed network is, with images that come from elsewhere, these are first copied to where the graph reads
+    them; outputs stay where it leaves them, to be overwritten by the next call.
 
     >>> unit = tp.models.ResidualUnit(16, 16).eval()
     >>> list(dense_alternatives(unit, unit, torch.zeros(1, 16, 4, 4), compiling=False))
@@ -65,4 +67,18 @@ def dense_alternatives(
         else:
             ways["compiled"] = (torch.compile(folded), last)
             ways["compiled_frozen"] = (torch.compile(folded, options={"freezing": True}), last)
-    return {name: repeatable(module, x) for name, (module, x) in ways.items()}
+    made = {name: repeatable(module, x) for name, (module, x) in ways.items()}
+    return {name: _fed(run, ways[name][1]) for name, run in made.items()} if called else made
+
+
+def _fed(run: Callable[[], object], images: Tensor) -> Callable[[], object]:
+    """Return a call with images; a graph is given them anew each time."""
+    recording = getattr(run, "__self__", None)
+    if not isinstance(recording, Recording):
+        return run
+
+    def call() -> object:
+        recording.input.copy_(images)
+        return run()
+
+    return call

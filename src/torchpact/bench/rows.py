@@ -15,7 +15,7 @@ from torchpact.bench.dense import FoldedNet, dense_alternatives, plain_net
 from torchpact.bench.memory import peak_memory
 from torchpact.block import use_mode
 from torchpact.engines import ENGINES, Deployed, FoldedBlock, Runner, Unsupported, deploy
-from torchpact.engines.deployment import DEVICES
+from torchpact.engines.deployment import default_engines
 from torchpact.engines.graphs import Graphed, repeatable
 from torchpact.engines.timing import in_turns, interleaved
 from torchpact.flops import _block_flops, count_flops, flops_from_ponders, max_flops
@@ -74,7 +74,9 @@ class NetworkBench:
         self.setting = setting
         plain = plain_net(config).to(setting.device, setting.dtype)
         self.plain_flops = max_flops(plain, example.shape)
-        self.dense = dense_alternatives(plain, FoldedNet(plain), self._images(example), setting.compiling)
+        self.dense = dense_alternatives(
+            plain, FoldedNet(plain), self._images(example), setting.compiling, called=True
+        )
         self.plain = plain
 
     def _images(self, images: Tensor) -> Tensor:
@@ -175,12 +177,11 @@ class BottleneckBench:
 def _runners(block: nn.Module, device: str) -> dict[str, Runner]:
     """Return what can run a block, by engine."""
     found: dict[str, Runner] = {}
-    for name, engine in ENGINES.items():
-        if DEVICES.get(name, device) == device:
-            try:
-                found[name] = engine(FoldedBlock(block))
-            except Unsupported:
-                continue
+    for name in default_engines(ENGINES, device):
+        try:
+            found[name] = ENGINES[name](FoldedBlock(block))
+        except Unsupported:
+            continue
     return found
 
 

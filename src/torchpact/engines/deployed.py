@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from torchpact.engines.folding import Runner, Unsupported, fold_norm
-from torchpact.engines.graphs import Outputs
+from torchpact.engines.graphs import MOST_SIZES, Outputs
 from torchpact.engines.ponder import is_unknown, unknown, without_details
 from torchpact.engines.report import Report
 from torchpact.models.config import check_group
@@ -81,12 +81,12 @@ class Deployed(nn.Module):
         self.report = Report(0, [])
         self.network = network
         self.dtype, self.device = net.stem.weight.dtype, net.stem.weight.device
+        self._fitting: set[torch.Size] = set()  # that came before
 
     def explain(self) -> str:
         """Return a table of what runs each block, and how fast it was on the example, for ``print``."""
         return str(self.report)
 
-    @torch.no_grad()
     def forward(self, images: Tensor) -> Outputs:
         """Return the logits of the classes, and what each adaptive block did; without gradients."""
         self.check(images)
@@ -96,14 +96,20 @@ class Deployed(nn.Module):
         return self._run(images)
 
     def _run(self, images: Tensor) -> Outputs:
-        kind = images.device.type
-        if not torch.is_autocast_enabled(kind):  # most often, and leaving it takes a while
+        # to enter and leave what need not be changed would take a good part of a small network's time
+        grad, cast = torch.is_grad_enabled(), torch.is_autocast_enabled(self.device.type)
+        if not (grad or cast):
             return self.network(images)
-        with torch.autocast(kind, enabled=False):  # its precision is what it was measured in
-            return self.network(images)
+        with torch.no_grad():
+            if not cast:
+                return self.network(images)
+            with torch.autocast(self.device.type, enabled=False):  # its precision is what it was measured in
+                return self.network(images)
 
     def check(self, images: Tensor) -> None:
         """Refuse what is not images of this network's precision on its device."""
+        if images.shape in self._fitting and images.dtype == self.dtype and images.device == self.device:
+            return
         if images.dim() != 4 or images.size(1) != 3:
             raise ValueError(f"expected images of shape (batch, 3, height, width), got {tuple(images.shape)}")
         if images.dtype != self.dtype or images.device != self.device:
@@ -112,6 +118,9 @@ class Deployed(nn.Module):
                 f"got {images.dtype} on {images.device}"
             )
         check_group(self.config.group if self.config.adaptive else 1, *images.shape[2:])
+        if len(self._fitting) >= MOST_SIZES:
+            self._fitting.clear()
+        self._fitting.add(images.shape)
 
     def __reduce_ex__(self, protocol: object) -> NoReturn:
         raise TypeError(

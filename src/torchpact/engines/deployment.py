@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from torchpact.block import Ponder
-from torchpact.engines import compact, dense, gpu, native, onchip, sparse
+from torchpact.engines import compact, compiled, dense, gpu, native, onchip, sparse
 from torchpact.engines.deployed import BlockByBlock, Deployed, Whole
 from torchpact.engines.folding import FoldedBlock, Runner, Unsupported
 from torchpact.engines.graphs import Graphed, Outputs, repeatable
@@ -28,6 +28,7 @@ ENGINES: dict[str, Callable[[FoldedBlock], Runner]] = {
     "sparse": sparse.build,
     "native": native.build,
     "gpu": gpu.build,
+    "compiled": compiled.build,
 }
 """How the active positions of a block get computed; to add an engine, write a file and enter it here.
 
@@ -36,6 +37,9 @@ An engine makes a runner of a folded block, or raises :class:`Unsupported` with 
 
 DEVICES = {"native": "cpu", "gpu": "cuda", "onchip": "cuda"}
 """Engines for one kind of device: on others they are not tried unless asked for."""
+
+ON_REQUEST = {"compiled"}
+"""Engines that take long to build: they are not tried unless asked for."""
 
 Network = Callable[[Tensor], Outputs]
 
@@ -64,10 +68,10 @@ def deploy(
     measured on the ``example``, a batch of images such as will come. The fastest stays, be it the dense one,
     and ``explain()`` says which. Batches of any size run afterwards. ``mode`` replaces the model's own; in a
     soft mode nothing can be skipped, and the dense engine runs, with a warning. ``engines`` are the names to
-    choose from, by default all; dense is what remains. Without ``details`` a thresholded network returns
-    ``steps`` and ``cost`` of its ponders, and NaN for ``probs`` and ``expected_steps``, which take time to
-    write; by default it is as the model's blocks are, each by itself, see :class:`use_mode`. The model stays
-    as it is, and later changes of it do not reach the deployed network.
+    choose from, by default all but ``compiled``, which takes minutes to build; dense is what remains. Without
+    ``details`` a thresholded network returns ``steps`` and ``cost`` of its ponders, and NaN for ``probs`` and
+    ``expected_steps``, which take time to write; by default it is as the model's blocks are, each by itself,
+    see :class:`use_mode`. The model stays as it is, and later changes of it do not reach what is deployed.
 
     >>> model = tp.models.psact_resnet32(mode="thresholded", halting_bias=0.0).eval()
     >>> images = torch.randn(2, 3, 32, 32)
@@ -142,11 +146,20 @@ def _names(engines: Iterable[str] | None, device: str) -> list[str]:
     known = ENGINES | NETWORK_ENGINES
     if isinstance(engines, str):
         raise TypeError(f"expected a list of engines, got the string {engines!r}")
-    names = [n for n in known if DEVICES.get(n, device) == device] if engines is None else [*engines]
+    names = default_engines(known, device) if engines is None else [*engines]
     for name in names:
         if name not in known:
             raise ValueError(f"expected engines among {', '.join(known)}; got {name!r}")
     return names
+
+
+def default_engines(among: Iterable[str], device: str) -> list[str]:
+    """Return the names of engines that are tried on a kind of device without being asked for.
+
+    >>> default_engines(["dense", "gpu", "native", "compiled"], "cpu")
+    ['dense', 'native']
+    """
+    return [name for name in among if DEVICES.get(name, device) == device and name not in ON_REQUEST]
 
 
 def _whole(

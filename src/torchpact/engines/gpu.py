@@ -18,7 +18,6 @@ from torchpact.block import Ponder, _decisions
 from torchpact.engines.folding import FoldedBlock, FoldedUnit, Runner, Unsupported, as_matrix
 from torchpact.engines.gpu_tiles import (
     FROZEN,
-    REGION,
     Tiles,
     fitting,
     read_at_once,
@@ -59,8 +58,8 @@ class SparseGPUBlock:
     """A block that computes convolutions at active pixels only.
 
     The first unit, which runs everywhere, is computed by the same kernels if ``own_first`` and its stride is
-    1, and else by cuDNN. A program decides for rows and columns of an image up to ``region``, and surveys
-    ``frozen`` pixels at a time.
+    1, and else by cuDNN. A program decides for rows and columns of an image up to ``region``, if given, and
+    surveys ``frozen`` pixels at a time.
     """
 
     def __init__(
@@ -69,7 +68,7 @@ class SparseGPUBlock:
         *,
         tiles: tuple[Tiles, Tiles] | None = None,
         own_first: bool = True,
-        region: tuple[int, int] = REGION,
+        region: tuple[int, int] | None = None,
         frozen: int = FROZEN,
     ) -> None:
         self.mode, self.details = block.mode, block.details
@@ -159,18 +158,25 @@ class _Run:
         self.regions = shape[0] * self.region.number(*shape[1:])
         self.share = share_for(self.regions, block.processors)
         self._make_notes(shape, device)
-        # for each unit how many pixels are active and near; at addresses alike, or else kernels would be
-        # compiled for unlike ones
-        self.counts = torch.zeros(len(block.units), 4, dtype=torch.int32, device=device)
+        self._make_counts(device)
         self.near, self.active = (torch.empty_like(self.steps, dtype=torch.int32) for _ in range(2))
         # what the convolutions of a unit leave for each other is not read while lists are made
         self.frozen, need = self.maps[1].view(-1).view(torch.int32), self.regions * self.region.pixels
         if len(self.frozen) < need:
             self.frozen = torch.empty(need, dtype=torch.int32, device=device)
-        self.sums: Tensor | None = None  # nobody needs them where a program sees all of an image
-        if not self.region.whole:
-            self.sums = torch.zeros(self.u.size(0), self.u.size(3), dtype=torch.float32, device=device)
         self._begin()
+
+    def _make_counts(self, device: torch.device) -> None:
+        """Make what kernels count and add up in, which the first kernel makes zero."""
+        # for each unit how many pixels are active and near; at addresses alike, or else kernels would be
+        # compiled for unlike ones
+        counts, (images, _, _, channels) = 4 * len(self.block.units), self.u.shape
+        sums = 0 if self.region.whole else images * channels  # a program that sees all of an image needs none
+        self.zeros = torch.empty(counts + sums, dtype=torch.int32, device=device)
+        self.counts = self.zeros[:counts].view(-1, 4)
+        self.sums: Tensor | None = None
+        if sums:
+            self.sums = self.zeros[counts:].view(torch.float32).view(images, channels)
 
     def _make_notes(self, shape: torch.Size, device: torch.device) -> None:
         """Make what the first decision fills."""
@@ -192,9 +198,9 @@ class _Run:
         """Run the first unit, unless cuDNN has, and make what the first decision looks at."""
         block = self.block
         if block.own_first is None:
-            if self.sums is not None:
-                self.sums = self.u.sum((1, 2), dtype=torch.float32)
             self._survey(block.units[0], block.heads[0])
+            if self.sums is not None:
+                torch.sum(self.u, (1, 2), dtype=torch.float32, out=self.sums)
             return
         self._survey(block.own_first, None)
         given, self.u = self.u, torch.empty_like(self.u)
@@ -206,7 +212,8 @@ class _Run:
         tile = 4096 // min(channels & -channels, 256)
         self.kernels.survey_all[(max(1, -(-self.pixels // tile)),)](
             self.u, unit.scale, unit.shift, self.maps[0], head.columns if head else self.u, self.products[0],
-            self.pixels, C=channels, N=self.block.part, P=tile, K=self.block.inputs, ASKED=head is not None,
+            self.zeros, len(self.zeros), self.pixels,
+            C=channels, N=self.block.part, P=tile, K=self.block.inputs, ASKED=head is not None,
         )  # fmt: skip
 
     def _next(self, index: int) -> tuple[_Unit, _Head | None, Tensor]:
@@ -232,7 +239,7 @@ class _Run:
             COLUMNS=region.columns, ABOVE=region.above, BESIDE=region.beside,
             POOL=read_at_once(region.pixels if region.whole else 1, channels, alone),
             SHARE=self.share, ALL=index == 0, ASKED=after is not None,
-            num_warps=warps_for(self.regions, block.processors),
+            num_warps=warps_for(self.regions, block.processors, region.pixels),
         )  # fmt: skip
 
     def residual(self, index: int, everywhere: Tensor | None = None) -> None:

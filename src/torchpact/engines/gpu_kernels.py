@@ -40,13 +40,16 @@ def neighbours(pixel, there, height, width):  # type: ignore[no-untyped-def]
     return tl.where(there, rows & columns, 0)
 
 
-@triton.jit(do_not_specialize=["pixels"])  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize=["pixels", "zero"])  # type: ignore[untyped-decorator]
 def survey_all(  # type: ignore[no-untyped-def]
-    u, scale, shift, raised, columns, products, pixels,
+    u, scale, shift, raised, columns, products, zeros, zero, pixels,
     C: tl.constexpr, N: tl.constexpr, P: tl.constexpr, K: tl.constexpr, ASKED: tl.constexpr,
 ):  # fmt: skip
-    """Do so for all pixels: see ``survey``."""
+    """Do so for all pixels: see ``survey``. Write ``zero`` zeros where later kernels count and add up."""
     at = tl.program_id(0) * P + tl.arange(0, P)
+    for start in range(0, tl.cdiv(zero, tl.num_programs(0) * P)):
+        place = start * tl.num_programs(0) * P + at
+        tl.store(zeros + place, tl.zeros((P,), tl.int32), mask=place < zero)
     survey(u, scale, shift, raised, columns, products, at, at < pixels, pixels, C, N, P, K, ASKED)
 
 

@@ -81,7 +81,7 @@ HELD = {"n_tiles": 2, "hold": True, "tall": 2, "m_tiles": 1}
             {"tall": 2, "m_tiles": 1},
             {"n_tiles": 2, "ahead": 3},
         ),
-        ({}, {"warps": 4, "m_tiles": 4, "ahead": 6}, {"warps": 8, "n_tiles": 4, "m_tiles": 2, "ahead": 2}),
+        ({}, {"warps": 4, "m_tiles": 4, "ahead": 6}, {"warps": 8, "n_tiles": 4, "m_tiles": 2, "ahead": 6}),
     ],
 )
 def test_however_the_work_is_cut(monkeypatch, cuts):

@@ -2,6 +2,7 @@
 
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 import torch
@@ -72,6 +73,38 @@ def test_details_and_nans_are_each_block_s_and_each_call_s_own():
         assert [bool(ponder.probs.isnan().any()) for ponder in ponders] == [True, False, False]
         assert ponders[0].probs.isnan().all()
         assert ponders[0].expected_steps.isnan().all()
+
+
+@needs_compiler
+def test_outputs_share_memory_by_kind_but_not_with_maps_nor_with_each_other_s_places():
+    """What a caller keeps must not hold more than it is: logits alone, decisions, details."""
+    images = torch.randn(3, 3, 8, 12).half()
+    for details in (True, False):
+        model = lively(units=2).half()
+        with tp.use_mode(model, "thresholded", details=details):
+            logits, ponders = engine(model)(images)
+        pixels = 3 * (8 * 12 + 4 * 6 + 2 * 3)
+        assert logits.untyped_storage().nbytes() == logits.nbytes
+        assert ponders[0].steps.untyped_storage().nbytes() <= 12 * pixels + 64 + 3 * 32
+        for ponder in ponders:
+            for each in (ponder.steps, ponder.cost):
+                assert each.is_contiguous()
+        places = [x for ponder in ponders for x in (ponder.steps, ponder.cost)]
+        if details:
+            places += [x for ponder in ponders for x in (ponder.probs, ponder.expected_steps)]
+        spans = sorted((x.data_ptr(), x.data_ptr() + x.nbytes) for x in places)
+        assert all(end <= start for (_, end), (start, _) in pairwise(spans))
+        assert all(x.data_ptr() % 16 == 0 for x in places)
+
+
+@needs_compiler
+def test_images_of_one_size_in_several_layouts():
+    fast, images = engine(lively(units=2).half()), torch.randn(2, 3, 8, 8).half()
+    expected, _ = fast(images)
+    wide = torch.zeros(2, 3, 8, 16).half()
+    wide[..., ::2] = images
+    for other in (images.contiguous(memory_format=torch.channels_last), wide[..., ::2], images):
+        assert torch.equal(fast(other)[0], expected)
 
 
 def _counting(model, monkeypatch, fails=lambda plan: False):
@@ -200,3 +233,29 @@ def test_on_a_gpu(batch):
     assert logits.shape == (batch, 10)
     if batch:
         assert relative(logits.cpu(), expected) < 1e-2
+
+
+@pytest.mark.gpu
+@needs_gpu
+def test_on_a_gpu_blocks_that_overlap_give_what_others_do_and_a_fresh_thread_may_call():
+    model = tame(lively(units=5)).half().cuda()
+    for batch in (1, 3, 700):
+        images = torch.randn(batch, 3, 32, 32).half().cuda()
+        ways = [onchip.build(model, [FoldedBlock(block) for block in model.blocks]) for _ in range(2)]
+        found = [plans[0] for plans in ways[0].candidates(32, 32, batch)]
+        assert [plan.overlap for plan in found] == [False] + [
+            torch.cuda.get_device_capability() >= (9, 0)
+        ] * 2
+        apart = [replace(plan, overlap=False) for plan in found]
+        ways[1].kernels[32, 32, batch] = ways[1]._with_kernels(apart)
+        (logits, ponders), (expected, references) = (way(images) for way in ways)
+        assert torch.equal(logits, expected)
+        torch.cuda.synchronize()
+        with ThreadPoolExecutor(1) as pool:  # which has no context of the device
+            again, _ = pool.submit(ways[0], images).result()
+        for _ in range(20):
+            assert torch.equal(ways[0](images)[0], expected)
+        assert torch.equal(again, expected)
+        for ponder, wanted in zip(ponders, references, strict=True):
+            assert torch.equal(ponder.steps, wanted.steps)
+            assert torch.equal(ponder.probs, wanted.probs)

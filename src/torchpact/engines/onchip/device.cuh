@@ -33,6 +33,19 @@ DEVICE void copy(int to, const void* from) {
 }
 DEVICE void copied() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 
+// The next kernel of the stream may begin, and waits where it reads what this one writes. Not before Hopper.
+DEVICE void let_next_begin() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;");
+#endif
+}
+// Until the kernel before has ended, if this one was allowed to begin earlier.
+DEVICE void await_last() {
+#if OVERLAP && __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
 #if HALF
 #define FORMAT "f16"
 #else

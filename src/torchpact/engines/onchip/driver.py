@@ -1,13 +1,13 @@
 """Loading and launching compiled blocks by the CUDA driver, on PyTorch's current stream."""
 
 import ctypes
-from ctypes import byref, c_char_p, c_int, c_uint, c_void_p
+from ctypes import POINTER, Structure, byref, c_char_p, c_int, c_uint, c_void_p
 from functools import cache
 
 import torch
 
 from torchpact.engines.folding import Unsupported
-from torchpact.engines.onchip.engine import Args
+from torchpact.engines.onchip.calls import Args
 from torchpact.engines.onchip.nvrtc import compile_block
 from torchpact.engines.onchip.plan import Plan
 
@@ -15,7 +15,29 @@ from torchpact.engines.onchip.plan import Plan
 _SHARED_LIMIT = 97  # CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN
 _LOCAL_BYTES, _REGISTERS = 3, 4  # CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES, _NUM_REGS
 _DYNAMIC_SHARED, _CARVEOUT = 8, 9  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, _PREFERRED_…
+_OVERLAP = 6  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
 _OUT_OF_MEMORY = 2  # CUDA_ERROR_OUT_OF_MEMORY
+_NO_CONTEXT = (201, 400)  # CUDA_ERROR_INVALID_CONTEXT, CUDA_ERROR_INVALID_HANDLE
+_OVERLAP_SINCE = 12040  # the driver's version: earlier ones cannot capture such launches
+
+
+class Attribute(Structure):
+    """CUlaunchAttribute."""
+
+    _fields_ = (("id", c_uint), ("pad", c_uint), ("value", c_uint * 16))
+
+
+class Config(Structure):
+    """CUlaunchConfig."""
+
+    _fields_ = (
+        ("grid", c_uint * 3),
+        ("block", c_uint * 3),
+        ("shared_bytes", c_uint),
+        ("stream", c_void_p),
+        ("attributes", POINTER(Attribute)),
+        ("count", c_uint),
+    )
 
 
 def load(plan: Plan, device: torch.device) -> "LoadedBlock":
@@ -36,7 +58,7 @@ class LoadedBlock:
 
     def __init__(self, plan: Plan, code: bytes, device: torch.device) -> None:
         self.plan, self.index, self.threads = plan, _index(device), 32 * plan.warps
-        self.shared_bytes = plan.shared_bytes  # which takes a while to add up
+        self.config = self._config()
         self.context, self.module, self.function = c_void_p(), c_void_p(), c_void_p()
         cuda = driver()
         _check(cuda.cuDevicePrimaryCtxRetain(byref(self.context), self.index))
@@ -54,15 +76,32 @@ class LoadedBlock:
 
     def __call__(self, args: Args, ctas: int) -> None:
         """Launch the block on the current stream of its device."""
-        cuda, pointers = driver(), (c_void_p * 1)(ctypes.addressof(args))
-        stream = torch._C._cuda_getCurrentRawStream(self.index)
-        # the thread may have used another device, or none; and it goes on with that one
-        _check(cuda.cuCtxPushCurrent_v2(self.context))
-        status = cuda.cuLaunchKernel(
-            self.function, ctas, 1, 1, self.threads, 1, 1, self.shared_bytes, stream, pointers, None
-        )
-        _check(cuda.cuCtxPopCurrent_v2(byref(c_void_p())))
-        _check(status)
+        config = Config.from_buffer_copy(self.config)
+        config.grid[0] = ctas
+        config.stream = torch._C._cuda_getCurrentRawStream(self.index)
+        what = byref(config), self.function, byref(c_void_p(ctypes.addressof(args))), None
+        launch = driver().cuLaunchKernelEx
+        status = launch(*what)
+        if status in _NO_CONTEXT:  # the thread has used another device, or none; and it goes on with that one
+            cuda = driver()
+            _check(cuda.cuCtxPushCurrent_v2(self.context))
+            status = launch(*what)
+            _check(cuda.cuCtxPopCurrent_v2(byref(c_void_p())))
+        if status:
+            _check(status)
+
+    def _config(self) -> Config:
+        """Return what all launches have in common.
+
+        A block that follows another begins while that one ends, and waits where it reads what that one wrote.
+        """
+        version = c_int()
+        _check(driver().cuDriverGetVersion(byref(version)))
+        config = Config(grid=(1, 1, 1), block=(self.threads, 1, 1), shared_bytes=self.plan.shared_bytes)
+        if self.plan.overlap and version.value >= _OVERLAP_SINCE:
+            self.attribute = Attribute(id=_OVERLAP, value=(1,))
+            config.attributes, config.count = ctypes.pointer(self.attribute), 1
+        return config
 
     def describe(self) -> dict[str, int]:
         """Return what the block takes of a multiprocessor."""
@@ -93,6 +132,7 @@ def driver() -> ctypes.CDLL:
     cuda.cuCtxPopCurrent_v2.argtypes = [c_void_p]
     cuda.cuOccupancyMaxActiveBlocksPerMultiprocessor.argtypes = [c_void_p, c_void_p, c_int, ctypes.c_size_t]
     cuda.cuLaunchKernel.argtypes = [c_void_p, *[c_uint] * 7, c_void_p, c_void_p, c_void_p]
+    cuda.cuLaunchKernelEx.argtypes = [c_void_p] * 4
     _check(cuda.cuInit(0), cuda)
     return cuda
 

@@ -7,57 +7,28 @@ float16 is the better half: on an H200, with trained networks and real images, i
 precision does at 0.9996 of the positions or more, bfloat16 at 0.997 or more.
 """
 
-import ctypes
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from ctypes import c_float, c_int32, c_int64, c_void_p
 from functools import partial
-from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from torchpact.block import Ponder, _decisions
+from torchpact.block import Ponder
 from torchpact.engines.folding import FoldedBlock, Unsupported
-from torchpact.engines.onchip.pack import (
-    pack_convolutions,
-    pack_heads,
-    pack_last,
-    pack_norms,
-    pack_pools,
-    pack_stem,
-)
+from torchpact.engines.graphs import replayed
+from torchpact.engines.onchip.calls import Call, Kernel, Weights
+from torchpact.engines.onchip.pack import pack_last, pack_stem
 from torchpact.engines.onchip.plan import Device, Plan, candidates
 from torchpact.engines.timing import interleaved
 from torchpact.models.resnet import ResNet
-from torchpact.modes import Discrete, Mode, Thresholded
+from torchpact.modes import Discrete, Thresholded
 
 Outputs = tuple[Tensor, list[Ponder]]
 
-
-class Args(ctypes.Structure):
-    """The kernel's argument, which says what each is."""
-
-    _fields_ = (
-        *(
-            (name, c_void_p)
-            for name in (
-                *("input", "output", "weights", "norms", "heads", "pools", "stem", "last"),
-                *("bounds", "probs", "expected", "cost", "steps"),
-            )
-        ),
-        *((f"{name}_stride", c_int64) for name in ("image", "channel", "row", "column")),
-        ("bound", c_float),
-        *((name, c_int32) for name in ("batch", "units", "keep_logits")),
-    )
-
-
-class Kernel(Protocol):
-    """A compiled block."""
-
-    def __call__(self, args: Args, ctas: int) -> None:
-        """Launch it."""
+MOST_CALLS = 256
+"""Sizes and layouts of images for which it is remembered how they run."""
 
 
 def build(net: ResNet, blocks: Sequence[FoldedBlock]) -> "OnChip":
@@ -74,7 +45,8 @@ def build(net: ResNet, blocks: Sequence[FoldedBlock]) -> "OnChip":
 
     compiler()  # which may fail
     count = torch.cuda.get_device_properties(device).multi_processor_count
-    return OnChip(net, blocks, lambda plan: load(plan, device), Device(shared_limit(device), count))
+    limits = Device(shared_limit(device), count, overlaps=major >= 9)
+    return OnChip(net, blocks, lambda plan: load(plan, device), limits)
 
 
 def check(net: ResNet, blocks: Sequence[FoldedBlock]) -> None:
@@ -104,10 +76,10 @@ class OnChip:
         self.stem, self.last = pack_stem(net.stem), pack_last(net.norm, net.classifier)
         common = {"stem": self.stem.data_ptr(), "last": self.last.data_ptr()}
         self.weights = [
-            _Weights(block, folded, common) for block, folded in zip(net.blocks, blocks, strict=True)
+            Weights(block, folded, common) for block, folded in zip(net.blocks, blocks, strict=True)
         ]
-        self.brief = any(weights.adaptive and not weights.details for weights in self.weights)
         self.kernels: dict[tuple[int, int, int], list[tuple[Plan, Kernel]]] = {}
+        self.calls: dict[tuple[torch.Size, tuple[int, ...]], Call] = {}
         self.candidates(net.config.image_size, net.config.image_size, 1)  # which may fail
 
     @property
@@ -160,102 +132,33 @@ class OnChip:
         chosen, u = [], images
         for plans, weights in zip(by_block, self.weights, strict=True):
             ways = {str(i): way for i, way in enumerate(self._with_kernels(plans))}
+            calls = {name: Call([(*way, weights)], u) for name, way in ways.items()}
+            best = "0"
             if len(ways) > 1:
-                runs = {name: partial(weights.run, *way, u) for name, way in ways.items()}
+                runs: dict[str, Callable[[], object]] = {
+                    name: partial(call, u) for name, call in calls.items()
+                }
+                if not weights.draws:  # from generators, of which a graph would have to know
+                    runs = {name: replayed(run, u.device) for name, run in runs.items()}
                 seconds = interleaved(runs, seconds=0.1, most=50)
-                best = ways[min(ways, key=seconds.__getitem__)]
-            else:
-                best = ways["0"]
-            chosen.append(best)
-            u, _ = weights.run(*best, u)
+                best = min(ways, key=seconds.__getitem__)
+            chosen.append(ways[best])
+            u, _ = calls[best](u)
         self.kernels[height, width, len(images)] = chosen
+        self.calls.clear()
 
     def __call__(self, images: Tensor) -> Outputs:
         """Run the network."""
+        layout = images.shape, images.stride()
+        call = self.calls.get(layout)
+        if call is None:
+            call = self._prepared(images)
+            if len(self.calls) >= MOST_CALLS:
+                self.calls.clear()
+            self.calls[layout] = call
+        return call(images)
+
+    def _prepared(self, images: Tensor) -> Call:
         batch, _, height, width = images.shape
-        ponders: list[Ponder] = []
-        u, nan = images, None
-        if self.brief:
-            nan = torch.empty((), dtype=torch.float32, device=images.device)
-        for (plan, kernel), weights in zip(self.prepare(height, width, batch), self.weights, strict=True):
-            u, ponder = weights.run(plan, kernel, u, nan)
-            if ponder is not None:
-                ponders.append(ponder)
-        if nan is not None:
-            nan.fill_(torch.nan)  # last, for the first kernel waits for the host
-        return u, ponders
-
-
-class _Weights:
-    """A block: what its kernel reads, and the tensors that it writes.
-
-    The device waits for what the host does until its first kernel starts, so a call does little: what does
-    not change from call to call is kept.
-    """
-
-    def __init__(self, block: Any, folded: FoldedBlock, common: dict[str, int]) -> None:
-        units, heads = list(block.steps), folded.heads
-        self.mode: Mode = folded.mode
-        self.units, self.adaptive = len(units), bool(heads)
-        self.details, self.draws = folded.details, self.adaptive and isinstance(self.mode, Discrete)
-        self.channels = units[-1].conv2.weight.size(0)
-        self.convolutions, self.norms = pack_convolutions(units), pack_norms(units)
-        self.common = common | {"weights": self.convolutions.data_ptr(), "norms": self.norms.data_ptr()}
-        if heads:
-            heads = heads[: self.units - 1]
-            self.heads = pack_heads(heads)
-            self.common["heads"] = self.heads.data_ptr()
-            self.pools = pack_pools(heads)
-            self.common["pools"] = self.pools.data_ptr()
-        self.known: dict[int, Args] = {}
-
-    def run(
-        self, plan: Plan, kernel: Kernel, u: Tensor, nan: Tensor | None = None
-    ) -> tuple[Tensor, Ponder | None]:
-        """Run the block on a map, or the first one on images; what is not kept is ``nan``."""
-        batch = len(u)
-        args = self.args(batch)
-        output = u.new_empty(
-            (batch, plan.classes) if plan.last else (batch, plan.height, plan.width, plan.channels)
-        )
-        args.input, args.output = u.data_ptr(), output.data_ptr()
-        if plan.entry_stride == 1:
-            args.image_stride, args.channel_stride, args.row_stride, args.column_stride = u.stride()
-        ponder = None
-        if self.adaptive:
-            ponder = self.ponder(args, (batch, 1, plan.height, plan.width), u.device, nan)
-        if ponder is not None and self.draws:
-            bounds = self.drawn(ponder.probs)
-            args.bounds, args.keep_logits = bounds.data_ptr(), True
-        if batch:
-            kernel(args, -(-batch // plan.images))
-        if ponder is not None and self.draws:
-            score = self.mode.log_prob(ponder.probs, ponder.steps)
-            ponder = ponder._replace(probs=torch.sigmoid(ponder.probs), log_prob=score)
-        return output, ponder
-
-    def args(self, batch: int) -> Args:
-        """Return an argument with what does not change from call to call."""
-        if batch not in self.known:
-            args = Args(batch=batch, units=self.units, **self.common)
-            if isinstance(self.mode, Thresholded):
-                args.bound = self.mode.bound
-            self.known[batch] = args
-        return Args.from_buffer_copy(self.known[batch])
-
-    def ponder(self, args: Args, shape: tuple[int, ...], device: torch.device, nan: Tensor | None) -> Ponder:
-        """Return what the kernel is going to fill, and tell it where that is."""
-        steps = torch.empty(shape, dtype=torch.long, device=device)
-        cost = torch.empty(shape, dtype=torch.float32, device=device)
-        args.steps, args.cost = steps.data_ptr(), cost.data_ptr()
-        if not self.details:
-            return _decisions(self.units, steps, cost, nan)
-        probs = torch.empty((self.units, *shape), dtype=torch.float32, device=device)
-        expected = torch.empty(shape, dtype=torch.float32, device=device)
-        args.probs, args.expected = probs.data_ptr(), expected.data_ptr()
-        return Ponder(probs, steps, expected, cost, None)
-
-    def drawn(self, like: Tensor) -> Tensor:
-        """Return what logits must exceed, as the dense engine draws it: for every position, halted or not."""
-        assert isinstance(self.mode, Discrete)
-        return torch.stack([-self.mode.noise(each) for each in like[1:]])
+        kernels = self.prepare(height, width, batch)
+        return Call([(*each, weights) for each, weights in zip(kernels, self.weights, strict=True)], images)

@@ -38,6 +38,7 @@ DEVICE int lines(int part) { return at<int>(COUNTS + 4 * part); }
 extern "C" __global__ void __launch_bounds__(THREADS, CTAS) onchip_block(const Args a) {
     const int first = blockIdx.x * IMAGES;
     const int images = a.batch - first < IMAGES ? a.batch - first : IMAGES;
+    if (!LAST) let_next_begin();
     ask_for(NORMS, a.norms, 16 * CHANNELS);
     clear(Y, LIST - Y);
     clear(PARTS, NORMS - PARTS);
@@ -49,6 +50,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) onchip_block(const A
         array<unsigned>(PAST)[row] = row < images * HEIGHT ? ~0u >> (32 - WIDTH) : 0;
     for (int pixel = threadIdx.x; pixel < PIXELS; pixel += THREADS) at<unsigned char>(STEPS + pixel) = a.units;
     copied();
+    await_last();
     enter(a, first, images);
 
     if (ENTRY_STRIDE == 1) refresh<1>(Rows{false, 0, images * PLANE}, 0);

@@ -17,6 +17,7 @@ struct Args {
     float* expected;           // (batch, pixels), with probs
     float* cost;
     long long* steps;
+    unsigned* nan;             // where one is wanted, in the place of all that is not kept; or null
     long long image_stride, channel_stride, row_stride, column_stride;  // of images
     float bound;               // for all, if there are no bounds
     int batch, units, keep_logits;

@@ -34,6 +34,7 @@ class Plan:
     bordered: bool = False  # the residual stream, too
     hold: bool = False
     ctas: int = 2
+    overlap: bool = False  # begins before the block before it has ended
 
     @property
     def shared_bytes(self) -> int:
@@ -65,6 +66,7 @@ class Device:
 
     shared: int  # bytes that a CTA may have: 163 KB on sm_80, 227 KB on sm_90
     multiprocessors: int
+    overlaps: bool = True  # kernels of a stream, as sm_90 does and sm_80 does not
 
 
 def candidates(
@@ -94,6 +96,7 @@ def candidates(
             classes=classes,
             images=1,
             adaptive=adaptive,
+            overlap=k > 0 and device.overlaps,
         )
         found = [plan for way in _ways(block, batch, device) if (plan := _first(way, batch, device))]
         if not found:
@@ -157,6 +160,8 @@ def _ways(block: Plan, batch: int, device: Device) -> list[list[Iterator[Plan]]]
     if block.channels == 16 and batch <= device.multiprocessors:
         # 64 images: 141, 121, 96 µs for 149, 123, 97
         kinds = [_alone(bordered), *kinds]
+    if block.channels in (32, 64) and batch <= device.multiprocessors:
+        return [kinds, [_deep(bordered if block.channels == 64 else block)]]
     if block.channels == 64 and crowded:
         # 551, 544, 444 µs with a border, 572, 554, 449 without, for 637, 623, 479
         kinds = [_wide(bordered), _wide(block), *kinds]
@@ -185,6 +190,11 @@ def _wide(block: Plan) -> Iterator[Plan]:
     for images in (2, 3):
         if images * block.height * block.width <= 192:
             yield _cut(replace(block, ahead=4), images=images, ctas=2, warps=4, n_tiles=8, most=3)
+
+
+def _deep(block: Plan) -> Iterator[Plan]:
+    """An image has a multiprocessor to itself: registers for weights from further ahead."""
+    yield _cut(replace(block, ahead=6), images=1, ctas=1, warps=8, n_tiles=4, most=3)
 
 
 def _alone(block: Plan) -> Iterator[Plan]:
