@@ -15,9 +15,9 @@ extern "C" const char* emulate(const Args* args, int ctas, int reverse) {
     arguments = args;
     emulator::fault[0] = 0;
     emulator::body = [] { onchip_block(*arguments); };
-    for (int i = 0; i < ctas && !emulator::fault[0]; ++i) {
-        blockIdx.x = reverse ? ctas - 1 - i : i;
-        emulator::run_cta(stacks, reverse);
-    }
+    if (ctas % CLUSTER) return "CTAs that are no whole clusters";
+    const int clusters = ctas / CLUSTER;
+    for (int i = 0; i < clusters && !emulator::fault[0]; ++i)
+        emulator::run_cluster(reverse ? clusters - 1 - i : i, stacks, reverse);
     return emulator::fault[0] ? emulator::fault : nullptr;
 }

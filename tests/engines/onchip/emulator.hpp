@@ -15,6 +15,7 @@
 #define DEVICE inline
 #define __global__
 #define __launch_bounds__(...)
+#define __cluster_dims__(...)
 #define __expf(x) std::exp(x)
 #define __fdividef(x, y) ((x) / (y))
 
@@ -29,13 +30,15 @@ inline uint4 fetch(const uint4* from) { return *from; }
 inline unsigned anew(unsigned v) { return v; }
 
 namespace emulator {
-constexpr int THREADS = 32 * WARPS, STACK = 128 * 1024;
+constexpr int THREADS = 32 * WARPS * CLUSTER, OF_CTA = 32 * WARPS, STACK = 128 * 1024;  // of a cluster, and of a CTA
 struct Index { int x; };
 struct Fiber { ucontext_t context; const int* waits_for; int while_it_is; bool done; };
 struct Warp { int arrived = 0, generation = 0, what = 0, syncs = 0; void* lanes[32]; };
 static Fiber fibers[THREADS];
-static Warp warps[WARPS];
-static int arrived = 0, generation = 0;
+static Warp warps[WARPS * CLUSTER];
+struct Barrier { int arrived = 0, generation = 0; };
+static Barrier barriers[CLUSTER], meeting;  // of a CTA; of all
+static int cta;  // of the cluster, whose turn it is
 static ucontext_t scheduler;
 static char fault[200];
 static void (*body)();
@@ -43,7 +46,8 @@ static long long loads, waves, products;  // of ldmatrix: times eight rows, and 
 }  // namespace emulator
 
 static emulator::Index threadIdx, blockIdx;
-alignas(128) static unsigned char memory[SHARED_BYTES];
+alignas(128) static unsigned char memories[CLUSTER][SHARED_BYTES];
+#define memory memories[emulator::cta]
 
 inline void copied() {}
 inline void let_next_begin() {}
@@ -51,18 +55,20 @@ inline void await_last() {}
 inline long long clock64() { static long long now; return ++now; }
 
 namespace emulator {
+inline int fiber() { return cta * OF_CTA + threadIdx.x; }
+inline Warp& warp() { return warps[fiber() / 32]; }
 inline void fail(const char* what) {
     if (!fault[0]) std::snprintf(fault, sizeof fault, "%s (thread %d of CTA %d)", what, threadIdx.x, blockIdx.x);
     ucontext_t unused;
     swapcontext(&unused, &scheduler);
 }
 inline void wait(const int& generation) {
-    Fiber& me = fibers[threadIdx.x];
+    Fiber& me = fibers[fiber()];
     me.waits_for = &generation, me.while_it_is = generation;
     swapcontext(&me.context, &scheduler);
 }
 template <class Run> void together(int what, void* mine, Run run) {
-    Warp& warp = warps[threadIdx.x / 32];
+    Warp& warp = emulator::warp();
     if (warp.arrived && warp.what != what) fail("lanes of a warp are at different instructions");
     warp.what = what, warp.lanes[threadIdx.x % 32] = mine;
     if (++warp.arrived < 32) return wait(warp.generation);
@@ -71,12 +77,13 @@ template <class Run> void together(int what, void* mine, Run run) {
 }
 inline void start() {
     body();
-    fibers[threadIdx.x].done = true;
-    swapcontext(&fibers[threadIdx.x].context, &scheduler);
+    fibers[fiber()].done = true;
+    swapcontext(&fibers[fiber()].context, &scheduler);
 }
-inline void run_cta(std::vector<char>& stacks, bool reverse) {
-    std::memset(memory, 0xff, sizeof memory);
-    arrived = 0, ++generation;
+inline void run_cluster(int cluster, std::vector<char>& stacks, bool reverse) {
+    std::memset(memories, 0xff, sizeof memories);
+    for (Barrier& barrier : barriers) barrier.arrived = 0, ++barrier.generation;
+    meeting.arrived = 0, ++meeting.generation;
     for (Warp& warp : warps) warp.arrived = 0;
     for (int i = 0; i < THREADS; ++i) {
         Fiber& fiber = fibers[i];
@@ -93,7 +100,8 @@ inline void run_cta(std::vector<char>& stacks, bool reverse) {
             const int i = reverse ? THREADS - 1 - k : k;
             Fiber& fiber = fibers[i];
             if (fiber.done || (fiber.waits_for && *fiber.waits_for == fiber.while_it_is)) continue;
-            moved = true, threadIdx.x = i, fiber.waits_for = nullptr;
+            moved = true, fiber.waits_for = nullptr;
+            threadIdx.x = i % OF_CTA, cta = i / OF_CTA, blockIdx.x = cluster * CLUSTER + cta;
             swapcontext(&scheduler, &fiber.context);
             left -= fiber.done;
         }
@@ -107,8 +115,17 @@ inline void run_cta(std::vector<char>& stacks, bool reverse) {
 #else
 namespace emulator {
 inline void touch(int, int, bool) {}
+inline void touch_in(int, int, int, bool) {}
 }
 #endif
+
+namespace emulator {
+inline void arrive(Barrier& barrier, int threads) {
+    if (warp().arrived) fail("a barrier while the warp is at an instruction");
+    if (++barrier.arrived < threads) return wait(barrier.generation);
+    barrier.arrived = 0, ++barrier.generation;
+}
+}  // namespace emulator
 
 inline void copy(int to, const void* from) {
     emulator::touch(to, 16, true);
@@ -116,9 +133,31 @@ inline void copy(int to, const void* from) {
 }
 
 inline void __syncthreads() {
-    if (emulator::warps[threadIdx.x / 32].arrived) emulator::fail("a barrier while the warp is at an instruction");
-    if (++emulator::arrived < emulator::THREADS) return emulator::wait(emulator::generation);
-    emulator::arrived = 0, ++emulator::generation;
+    emulator::arrive(emulator::barriers[emulator::cta], emulator::OF_CTA);
+}
+inline void meet() {
+    if (CLUSTER == 1) return __syncthreads();
+    emulator::arrive(emulator::meeting, emulator::THREADS);
+}
+inline int rank() { return emulator::cta; }
+template <class Do> void put_by(int rank, int byte, int bytes, bool atomic, Do change) {
+    emulator::touch_in(rank, byte, bytes, atomic);
+    change(memories[rank] + byte);
+}
+template <class T> void put(int rank, int byte, T v) {
+    put_by(rank, byte, sizeof(T), false, [v](unsigned char* to) { std::memcpy(to, &v, sizeof v); });
+}
+template <class Do> void put_changed(int rank, int byte, Do change) {
+    put_by(rank, byte, 4, true, [change](unsigned char* to) {
+        unsigned v;
+        std::memcpy(&v, to, 4);
+        v = change(v);
+        std::memcpy(to, &v, 4);
+    });
+}
+inline void put_and(int rank, int byte, unsigned v) { put_changed(rank, byte, [v](unsigned old) { return old & v; }); }
+inline void put_larger(int rank, int byte, unsigned v) {
+    put_changed(rank, byte, [v](unsigned old) { return old > v ? old : v; });
 }
 
 // Whether it holds for any thread; a thread that goes on before others have read the last answer changes the other one.
@@ -131,7 +170,6 @@ inline bool __syncthreads_or(bool v) {
     if (turn == now) turn = 1 - now, any[turn] = false;
     return any[now];
 }
-inline unsigned atomicAnd(unsigned* at, unsigned v) { const unsigned old = *at; *at &= v; return old; }
 
 template <class T> T exchange(int what, T value, int from) {
     struct { T value, result; int from; } mine{value, value, from};
@@ -148,7 +186,7 @@ template <class T> T __shfl_xor_sync(unsigned, T v, int mask) { return exchange(
 template <class T> T __shfl_up_sync(unsigned, T v, int by) { return exchange(2, v, threadIdx.x % 32 - by); }
 template <class T> T __shfl_sync(unsigned, T v, int lane) { return exchange(3, v, lane); }
 inline void __syncwarp() {
-    emulator::together(6, nullptr, [](void**) { ++emulator::warps[threadIdx.x / 32].syncs; });
+    emulator::together(6, nullptr, [](void**) { ++emulator::warp().syncs; });
 }
 inline bool __any_sync(unsigned, bool v) {
     unsigned any = v;

@@ -7,10 +7,11 @@ import torch
 
 import torchpact as tp
 from tests.engines.networks import lively, relative, tell_heads
-from tests.engines.onchip.emulation import counted, engine, needs_compiler, plans, reference, tame
+from tests.engines.onchip.emulation import H200, counted, engine, needs_compiler, plans, reference, tame
 from torchpact.bench.blobs import with_blobs
 from torchpact.engines import Unsupported
 from torchpact.engines.onchip import OnChip
+from torchpact.engines.onchip.plan import candidates
 
 PRECISION = {torch.float16: 1e-3, torch.bfloat16: 1e-2}
 
@@ -168,10 +169,40 @@ def test_draws_and_scores_decisions_as_the_dense_engine_does():
 
 
 @needs_compiler
+@pytest.mark.parametrize(
+    ("clusters", "settings", "how"),
+    [
+        ((4, 4, 2), {"units": 3}, {"reverse": True}),
+        ((8, 8, 4), {"units": 3}, {"watched": True}),
+        ((2, 4, 4), {"units": 2, "adaptive": False}, {"watched": True}),
+    ],
+)
+def test_ctas_that_share_an_image_give_what_one_gives(monkeypatch, clusters, settings, how):
+    """Of the first rows everywhere, and with rows that only rings of others reach."""
+    model = tame(lively(2, **settings)).half()
+    images = torch.randn(2, 3, 16, 24).half()
+    adaptive = model.config.adaptive
+    made = [
+        replace(plan, cluster=cluster, n_tiles=2, m_tiles=1, warps=8, hold=True, bordered=True)
+        for plan, cluster in zip(
+            plans((16, 32, 64), 16, 24, 10, True, adaptive, batch=1), clusters, strict=True
+        )
+    ]
+    monkeypatch.setattr("torchpact.engines.onchip.engine.candidates", lambda *_: [[plan] for plan in made])
+    logits, ponders = engine(model, **how)(images)
+    expected, references = reference(model, images)
+    assert relative(logits, expected) < 1e-3
+    for ponder, wanted in zip(ponders, references, strict=True):
+        assert torch.equal(ponder.steps, wanted.steps)
+        assert relative(ponder.probs, wanted.probs) < 1e-3
+        assert relative(ponder.expected_steps, wanted.expected_steps) < 1e-3
+
+
+@needs_compiler
 def test_few_images_have_a_cta_each_and_give_the_same():
     model = tame(lively(2, units=3)).half()
     images = torch.randn(2, 3, 16, 16).half()
-    logits, ponders = engine(model, made=OnChip)(images)
+    logits, ponders = engine(model, made=OnChip, device=replace(H200, clusters=False))(images)
     expected, references = engine(model)(images)
     assert torch.equal(logits, expected)
     for ponder, wanted in zip(ponders, references, strict=True):
@@ -207,8 +238,19 @@ def test_plans_fill_the_device():
         batch: [plan.images for plan in plans((16, 32, 64), 32, 32, 10, half=False, batch=batch)]
         for batch in (1, 264, 1024, 8192)
     }
-    # a CTA for every image, as long as there is room; else as many as take fewer waves
+    # a CTA or more for every image, as long as there is room; else as many as take fewer waves
     assert images == {1: [1, 1, 1], 264: [1, 1, 1], 1024: [1, 2, 2], 8192: [1, 2, 3]}
+
+
+def test_few_images_are_shared_where_ctas_can_and_rows_suffice():
+    def clusters(batch, size=32, device=H200):
+        found = candidates((16, 32, 64), size, size, 10, False, True, batch, device)
+        return [sorted({plan.cluster for plan in each}, reverse=True) for each in found]
+
+    assert clusters(1) == clusters(8) == [[8, 4, 1]] * 3
+    assert clusters(9) == clusters(16) == [[4, 1]] * 3
+    assert clusters(17) == clusters(1, device=replace(H200, clusters=False)) == [[1]] * 3
+    assert clusters(1, size=16) == [[8, 4, 1], [8, 4, 1], [4, 1]]
 
 
 def test_plans_of_cifar_leave_room_for_two_ctas():

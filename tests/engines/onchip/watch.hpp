@@ -3,13 +3,18 @@
 #pragma once
 
 namespace emulator {
-struct Touched { int epoch = -1, sync = 0, thread = 0; };  // by whom, after which barrier and which __syncwarp
+struct Touched { int epoch = -1, meeting = -1, sync = 0, thread = 0; };  // by whom, after which barriers and which __syncwarp
 struct Place { Touched read, write; unsigned warps = 0; bool many = false, atomic = false; };  // all that read since the barrier
-static Place places[SHARED_BYTES];
+static Place places[CLUSTER][SHARED_BYTES];
 
+// Whether no barrier has been since that the two share: of their CTA, or of all.
+inline bool recent(const Touched& other) {
+    if (other.meeting != emulator::meeting.generation) return false;
+    return other.thread / OF_CTA != cta || other.epoch == barriers[cta].generation;
+}
 inline bool clash(const Touched& other) {
-    const int me = threadIdx.x;
-    if (other.epoch != generation || other.thread == me) return false;
+    const int me = fiber();
+    if (!recent(other) || other.thread == me) return false;
     return other.thread / 32 != me / 32 || other.sync == warps[me / 32].syncs;
 }
 inline void race(const char* what, int byte) {
@@ -17,12 +22,11 @@ inline void race(const char* what, int byte) {
     std::snprintf(text, sizeof text, "a race: %s at byte %d", what, byte);
     fail(text);
 }
-inline void touch_place(int byte, bool writes, bool atomic) {
-    Place& place = places[byte];
-    const int me = threadIdx.x, warp = me / 32;
-    const Touched now{generation, warps[warp].syncs, me};
+inline void touch_place(Place& place, int byte, bool writes, bool atomic) {
+    const int me = fiber(), warp = me / 32;
+    const Touched now{barriers[cta].generation, emulator::meeting.generation, warps[warp].syncs, me};
     if (clash(place.write) && !(atomic && place.atomic)) race(writes ? "two writes" : "a read after a write", byte);
-    const bool read_now = place.read.epoch == generation;
+    const bool read_now = recent(place.read);
     if (writes) {
         const bool others = read_now && (place.warps & ~(1u << warp));
         const bool lanes = read_now && place.many && place.read.sync == now.sync && place.read.thread / 32 == warp;
@@ -36,8 +40,11 @@ inline void touch_place(int byte, bool writes, bool atomic) {
     }
 }
 // Words, or what is smaller.
-inline void touch(int byte, int bytes, bool writes, bool atomic = false) {
-    for (int i = 0; i < bytes; i += 4) touch_place(byte + i, writes, atomic);
+inline void touch(int byte, int bytes, bool writes) {
+    for (int i = 0; i < bytes; i += 4) touch_place(places[cta][byte + i], byte + i, writes, false);
+}
+inline void touch_in(int rank, int byte, int bytes, bool atomic) {
+    for (int i = 0; i < bytes; i += 4) touch_place(places[rank][byte + i], byte + i, true, atomic);
 }
 
 template <class T> struct Watched {
@@ -63,7 +70,3 @@ template <class T> struct WatchedArray {
 
 template <class T> emulator::Watched<T> at(int byte) { return {byte}; }
 template <class T> emulator::WatchedArray<T> array(int byte) { return {byte}; }
-inline void atomicAnd(emulator::WatchedArray<unsigned> to, unsigned v) {
-    emulator::touch(to.byte, 4, true, true);
-    *static_cast<unsigned*>(to) &= v;
-}

@@ -85,7 +85,9 @@ class Call:
 
     def __init__(self, stages: Sequence[Stage], example: Tensor) -> None:
         batch, self.dtype = len(example), example.dtype
-        self.launches = [(kernel, -(-batch // plan.images)) for plan, kernel, _ in stages] if batch else []
+        self.launches = [
+            (kernel, -(-batch // plan.images) * plan.cluster) for plan, kernel, _ in stages if batch
+        ]
         self.args = (Args * len(stages))(*(weights.args(batch) for _, _, weights in stages))
         if stages[0][0].entry_stride == 1:
             first = self.args[0]

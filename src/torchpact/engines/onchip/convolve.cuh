@@ -52,6 +52,10 @@ template <class From> struct Held {
             for (int n = 0; n < N_TILES / 2; ++n) all[s][n] = fetch(weights + s * FRAGMENTS + n * 32);
     }
     template <int M, int T> DEVICE void convolve(float (&c)[M][T][N_TILES][4], const int (&start)[M], bool) const {
+        if constexpr (CLUSTER > 1 && M * T == 1) in_chains(c[0][0], start[0]);
+        else in_rows<M, T>(c, start);
+    }
+    template <int M, int T> DEVICE void in_rows(float (&c)[M][T][N_TILES][4], const int (&start)[M]) const {
 #pragma unroll
         for (int row = 0; row < 2 + T; ++row)
 #pragma unroll
@@ -67,6 +71,23 @@ template <class From> struct Held {
                         else if (row - t >= 0 && row - t < 3)
                             multiply_all<false>(c[m][t], a, all[(row - t) * 3 * From::K + s]);
                 }
+    }
+    // Each product waits for the last one that it is added to: three sums at a time.
+    DEVICE void in_chains(float (&c)[N_TILES][4], int start) const {
+        float sums[3][N_TILES][4];
+#pragma unroll
+        for (int s = 0; s < 3 * From::K; ++s)
+#pragma unroll
+            for (int row = 0; row < 3; ++row) {
+                unsigned a[4];
+                From::load(a, start, row - 1, s / From::K - 1, s % From::K);
+                if (s == 0) multiply_all<true>(sums[row], a, all[row * 3 * From::K]);
+                else multiply_all<false>(sums[row], a, all[row * 3 * From::K + s]);
+            }
+#pragma unroll
+        for (int n = 0; n < N_TILES; ++n)
+#pragma unroll
+            for (int i = 0; i < 4; ++i) c[n][i] = sums[0][n][i] + sums[1][n][i] + sums[2][n][i];
     }
 };
 
@@ -150,7 +171,7 @@ struct Dots {
             }
 #pragma unroll
             for (int other = 1; other < 32; other *= 2) of[image] += __shfl_xor_sync(~0u, of[image], other);
-            if (lane == 0) at<float>(DOTS + 4 * (image * WARPS + warp)) = of[image];
+            if (lane < CLUSTER) put(lane, DOTS + 4 * (image * ALL_WARPS + rank() * WARPS + warp), of[image]);
         }
     }
 };
@@ -201,7 +222,7 @@ template <bool FIRST, bool ENTRY> struct Convolution {
 #pragma unroll
         for (int m = 0; m < M; ++m) {
             const int pixel = rows[(tile + m) * 16 + lane % 16].pixel();
-            start[m] = From::start((ENTRY ? in_slot(pixel - rows.first) : slot_of(pixel)) + top * From::ROW);
+            start[m] = From::start((ENTRY ? in_slot(CLUSTER == 1 ? pixel - rows.first : pixel) : slot_of(pixel)) + top * From::ROW);
         }
         weights.template convolve<M, T>(c, start, again);
         again = true;
@@ -239,11 +260,11 @@ template <bool FIRST, bool ENTRY> struct Convolution {
             if (!FIRST) {
                 const float2 u = unpack(old[n]);
                 const unsigned sum = active ? pack(u.x + v.x, u.y + v.y) : old[n];
-                if (active) at<unsigned>(home(pixel) + HOME_PLANE * n) = sum;
+                if (active) put_pixel(pixel, home(pixel) + HOME_PLANE * n, sum);
                 v = unpack(sum);
                 if (ADAPTIVE) dot += v.x * norm.pool[n].x + v.y * norm.pool[n].y;
             }
-            at<unsigned>(slot + SLOT_PLANE * n) = norm(v.x, v.y, n);
+            put_pixel(pixel, slot + SLOT_PLANE * n, norm(v.x, v.y, n));
         }
         if (!FIRST && ADAPTIVE) dots.add(active ? dot : 0, pixel);
     }

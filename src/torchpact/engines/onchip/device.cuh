@@ -46,6 +46,42 @@ DEVICE void await_last() {
 #endif
 }
 
+// CTAs that share an image are a cluster. What one puts into the memory of another is there once they have met.
+#if CLUSTER > 1
+DEVICE int rank() {
+    int of;
+    asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(of));
+    return of;
+}
+DEVICE unsigned place_in(int rank, int byte) {
+    unsigned place;
+    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(place) : "r"((unsigned)__cvta_generic_to_shared(memory) + byte), "r"(rank));
+    return place;
+}
+DEVICE void put(int rank, int byte, unsigned v) {
+    asm volatile("st.shared::cluster.u32 [%0], %1;" :: "r"(place_in(rank, byte)), "r"(v) : "memory");
+}
+DEVICE void put(int rank, int byte, float v) { put(rank, byte, __float_as_uint(v)); }
+DEVICE void put(int rank, int byte, uint4 v) {
+    asm volatile("st.shared::cluster.v4.u32 [%0], {%1,%2,%3,%4};"
+                 :: "r"(place_in(rank, byte)), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
+}
+DEVICE void put_and(int rank, int byte, unsigned v) {
+    asm volatile("red.relaxed.cluster.shared::cluster.and.b32 [%0], %1;" :: "r"(place_in(rank, byte)), "r"(v) : "memory");
+}
+DEVICE void put_larger(int rank, int byte, unsigned v) {
+    asm volatile("red.relaxed.cluster.shared::cluster.max.u32 [%0], %1;" :: "r"(place_in(rank, byte)), "r"(v) : "memory");
+}
+DEVICE void meet() {
+    asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+#else
+DEVICE int rank() { return 0; }
+template <class T> DEVICE void put(int, int byte, T v) { *reinterpret_cast<T*>(memory + byte) = v; }
+DEVICE void put_and(int, int byte, unsigned v) { atomicAnd(reinterpret_cast<unsigned*>(memory + byte), v); }
+DEVICE void meet() { __syncthreads(); }
+#endif
+
 #if HALF
 #define FORMAT "f16"
 #else

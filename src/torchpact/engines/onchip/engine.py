@@ -45,7 +45,7 @@ def build(net: ResNet, blocks: Sequence[FoldedBlock]) -> "OnChip":
 
     compiler()  # which may fail
     count = torch.cuda.get_device_properties(device).multi_processor_count
-    limits = Device(shared_limit(device), count, overlaps=major >= 9)
+    limits = Device(shared_limit(device), count, overlaps=major >= 9, clusters=major >= 9)
     return OnChip(net, blocks, lambda plan: load(plan, device), limits)
 
 

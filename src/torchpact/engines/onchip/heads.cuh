@@ -4,9 +4,11 @@
 // What all logits of an image share: what the warps added up, as a mean, and the bias. The image's first lane has it.
 DEVICE float share() {
     const int lane = threadIdx.x % 32;
-    float sum = lane < IMAGES * WARPS ? at<float>(DOTS + 4 * lane) : 0.0f;
+    float sum = 0;
 #pragma unroll
-    for (int other = 1; other < WARPS; other *= 2) sum += __shfl_xor_sync(~0u, sum, other);
+    for (int i = lane; i < IMAGES * ALL_WARPS; i += 32) sum += at<float>(DOTS + 4 * i);
+#pragma unroll
+    for (int other = 1; other < ALL_WARPS && other < 32; other *= 2) sum += __shfl_xor_sync(~0u, sum, other);
     return sum * (1.0f / PLANE) + at<float>(POOLS + 4 * CHANNELS);
 }
 
@@ -86,7 +88,7 @@ struct Head {
 // A lane decides for a pixel of the list. Returns whether some have halted.
 DEVICE bool decide(const Args& a, int unit, const Head& head, const Rows& rows) {
     const int lane = anew(threadIdx.x) % 32, t = TALL == 2 ? lane % 2 : 0;
-    const int first = anew(blockIdx.x) * IMAGES;
+    const int first = anew(blockIdx.x) / CLUSTER * IMAGES;
     bool halted = false;
     if (threadIdx.x / 32 * 16 >= rows.count) return halted;
     const float shared = share();
@@ -98,15 +100,27 @@ DEVICE bool decide(const Args& a, int unit, const Head& head, const Rows& rows) 
         const Entry entry = rows[own];
         const int pixel = entry.pixel(t);
         const float low = lane & 1 ? logits[1] : logits[0], high = lane & 1 ? logits[3] : logits[2];
-        const float logit = (lane & 2 ? high : low) + __shfl_sync(~0u, shared, image_of(pixel) * WARPS);
+        const float logit = (lane & 2 ? high : low) + __shfl_sync(~0u, shared, image_of(pixel) * ALL_WARPS);
         if (own >= rows.count || (TALL == 2 ? !entry.active(t) : lane % 2)) continue;
         const long long place = ((long long)unit * a.batch + first) * PLANE + pixel;
         if (logit > (a.bounds ? a.bounds[place] : a.bound)) {
             halted = true;
             at<unsigned char>(STEPS + pixel) = unit + 1;
-            atomicAnd(array<unsigned>(MASKS) + pixel / 32, ~(1u << pixel % 32));
+#pragma unroll
+            for (int r = 0; r < CLUSTER; ++r) put_and(r, MASKS + pixel / 32 * 4, ~(1u << pixel % 32));
         }
         if (a.probs) a.probs[place] = a.keep_logits ? logit : __fdividef(1, 1 + __expf(-logit));
     }
     return halted;
+}
+
+// Wait for all, and return whether someone has halted after this unit.
+DEVICE bool meet_or(bool halted, int unit) {
+#if CLUSTER == 1
+    return __syncthreads_or(halted);
+#else
+    if (__any_sync(~0u, halted) && threadIdx.x % 32 < CLUSTER) put_larger(threadIdx.x % 32, COUNTS + 12, unit + 1);
+    meet();
+    return at<int>(COUNTS + 12) == unit + 1;
+#endif
 }

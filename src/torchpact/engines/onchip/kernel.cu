@@ -11,6 +11,9 @@
 // Lists. Weights come packed as fragments, straight into registers, asked for before the barrier ahead of their
 // use. A unit has two barriers, one more if there are decisions, and one more if someone has halted.
 //
+// With few images, CLUSTER CTAs share one: each makes some rows of every map, and is given those beside them by the CTAs that
+// make them. Where it says `meet`, all of them wait for one another.
+//
 // Compiled by NVRTC for each block of a network; the macros in capitals that are not defined here are given.
 // With EMULATED it is plain C++, and the warp's collective instructions are functions of the tests.
 
@@ -35,8 +38,14 @@ DEVICE const uint4* weights_of(const Args& a, int convolution) {
 // Of the parts of the list.
 DEVICE int lines(int part) { return at<int>(COUNTS + 4 * part); }
 
-extern "C" __global__ void __launch_bounds__(THREADS, CTAS) onchip_block(const Args a) {
-    const int first = blockIdx.x * IMAGES;
+#if CLUSTER > 1
+#define SHARED_IMAGES __cluster_dims__(CLUSTER, 1, 1)
+#else
+#define SHARED_IMAGES
+#endif
+
+extern "C" __global__ void SHARED_IMAGES __launch_bounds__(THREADS, CTAS) onchip_block(const Args a) {
+    const int first = blockIdx.x / CLUSTER * IMAGES;
     const int images = a.batch - first < IMAGES ? a.batch - first : IMAGES;
     if (!LAST) let_next_begin();
     ask_for(NORMS, a.norms, 16 * CHANNELS);
@@ -50,10 +59,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) onchip_block(const A
         array<unsigned>(PAST)[row] = row < images * HEIGHT ? ~0u >> (32 - WIDTH) : 0;
     for (int pixel = threadIdx.x; pixel < PIXELS; pixel += THREADS) at<unsigned char>(STEPS + pixel) = a.units;
     copied();
+    if (CLUSTER > 1 && ENTRY_STRIDE == 1) meet();  // before anyone is given anything
     await_last();
     enter(a, first, images);
 
-    if (ENTRY_STRIDE == 1) refresh<1>(Rows{false, 0, images * PLANE}, 0);
+    if (ENTRY_STRIDE == 1) refresh<1, false>(Rows{false, from(1), to(1, images) - from(1)}, 0);
     Weights<Source<true, false>> ones(weights_of(a, 0));
     bool fewer = true;  // than the list has
     for (int unit = 0; unit < a.units; ++unit) {
@@ -62,7 +72,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) onchip_block(const A
         const bool last = unit + 1 == a.units, ask = ADAPTIVE && !last;
         if (fewer) {
             Lists lists;
-            if (lists.counts[0] == 0) break;
+            if (lists.none) break;
             lists.write();
             STAMP(1);
             __syncthreads();
@@ -78,7 +88,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) onchip_block(const A
         STAMP(3);
         const Weights<Source<false, false>> twos(weights_of(a, 2 * unit + 1));
         copied();
-        __syncthreads();
+        meet();
         STAMP(4);
         if (!last) ask_for(SECOND_NORM, norms + 2 * CHANNELS, 8 * CHANNELS);
         convolve<false, false>(twos, Rows{true, 0, lines(0)});
@@ -86,15 +96,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) onchip_block(const A
         ones = Weights<Source<true, false>>(weights_of(a, last ? 0 : 2 * unit + 2));  // for the next unit
         const Head head;
         copied();
-        __syncthreads();
+        meet();
         STAMP(6);
         if (ask) {
             const bool halted = decide(a, unit, head, Rows{true, 0, lines(0)});
             STAMP(7);
             const int deciding = (lines(0) + 15) / 16;  // warps; if many do, all of them make x
-            refresh<TALL>(Rows{true, lines(0), lines(1) + lines(2)}, 2 * deciding > WARPS ? 0 : deciding);
+            refresh<TALL, true>(Rows{true, lines(0), lines(1) + lines(2)}, 2 * deciding > WARPS ? 0 : deciding);
             STAMP(8);
-            fewer = __syncthreads_or(halted);
+            fewer = meet_or(halted, unit);
             STAMP(9);
         }
     }

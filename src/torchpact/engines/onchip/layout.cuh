@@ -26,8 +26,9 @@ struct Args {
 #endif
 };
 
-constexpr int THREADS = 32 * WARPS;
+constexpr int THREADS = 32 * WARPS, ALL_WARPS = WARPS * CLUSTER;
 constexpr int PLANE = HEIGHT * WIDTH;
+constexpr int BAND = HEIGHT / CLUSTER;  // rows that a CTA of a cluster makes of an image
 constexpr int PIXELS = IMAGES * PLANE;
 constexpr int ROWS = IMAGES * HEIGHT;
 constexpr int BLOCKS = (ROWS + 31) / 32;  // of rows
@@ -66,7 +67,7 @@ constexpr int LIST = U + up(HOME_PLANE * CHUNKS);         // pixels, the uppermo
 constexpr int STEPS = LIST + up(PIXELS / TALL * 2);
 constexpr int PARTS = STEPS + up(PIXELS);                 // sums of u where it halted: images, warps, channels
 constexpr int DOTS = PARTS + up(IMAGES * WARPS * CHANNELS * 4);  // each warp's sums of products with the weights of the mean
-constexpr int COUNTS = DOTS + up(IMAGES * WARPS * 4);     // lines of the parts of the list
+constexpr int COUNTS = DOTS + up(IMAGES * ALL_WARPS * 4); // lines of the parts of the list; then after which unit someone has halted
 constexpr int NORMS = COUNTS + 16;                        // scale and shift before a unit, whose input is made with them
 constexpr int SECOND_NORM = NORMS + 8 * CHANNELS;         // those before its second convolution
 constexpr int POOLS = SECOND_NORM + 8 * CHANNELS;
@@ -79,6 +80,7 @@ static_assert(TOTAL == SHARED_BYTES, "the host plans with another layout");
 static_assert(CHANNELS % 16 == 0 && CHUNKS % N_TILES == 0 && N_TILES % 2 == 0, "tiles must fit the channels");
 static_assert(HEIGHT % TALL == 0 && TALL <= 2 && PIXELS <= 1 << (16 - TALL), "pixels must fit the list");
 static_assert(WARPS % GROUPS == 0 && 32 % WARPS == 0 && IMAGES * WARPS <= 32 && WIDTH <= 32 && 32 % CHUNKS == 0, "warps must fit the groups");
+static_assert(CLUSTER == 1 || (IMAGES == 1 && HEIGHT % (CLUSTER * TALL) == 0 && CLUSTER <= WARPS && CLUSTER <= 8), "CTAs must fit the rows");
 
 #ifndef WATCHED  // by the tests, which then see who reads and writes
 template <class T> DEVICE T& at(int byte) { return *reinterpret_cast<T*>(memory + byte); }
@@ -100,6 +102,20 @@ DEVICE int in_slot(int pixel) {  // of the centre in the map before
 
 DEVICE int slot_at(int slot, int chunk) { return 16 * slot + SLOT_PLANE * chunk; }
 DEVICE int home_at(int pixel, int chunk) { return U + 16 * home_of(pixel) + HOME_PLANE * chunk; }
+
+// Whether the CTA makes this row; and those that it needs besides.
+DEVICE bool own_row(int row) { return CLUSTER == 1 || row / BAND == rank(); }
+DEVICE int first_row(int more) { return rank() * BAND - more < 0 ? 0 : rank() * BAND - more; }
+DEVICE int end_row(int more) { return (rank() + 1) * BAND + more < HEIGHT ? (rank() + 1) * BAND + more : HEIGHT; }
+// A pixel's part of a map: to the CTA that makes it, and to the one beside that reads it.
+template <class T> DEVICE void put_pixel(int pixel, int byte, T v) {
+    at<T>(byte) = v;
+    if (CLUSTER > 1) {
+        const int row = pixel / WIDTH % BAND;
+        if (row == 0 && rank() > 0) put(rank() - 1, byte, v);
+        if (row == BAND - 1 && rank() + 1 < CLUSTER) put(rank() + 1, byte, v);
+    }
+}
 
 DEVICE void clear(int from, int bytes) {
     for (int i = threadIdx.x; i < bytes / 16; i += THREADS) array<uint4>(from)[i] = make_uint4(0, 0, 0, 0);

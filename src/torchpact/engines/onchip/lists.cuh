@@ -83,7 +83,8 @@ struct Lists {
     static constexpr int PARTS = 3;
     static_assert(WARPS >= PARTS, "every part must have a warp");
     int counts[PARTS] = {0, 0, 0};  // lines of each; shared memory has them too
-    unsigned own[BLOCKS];  // of the warp's part, bits for rows
+    bool none = true;  // are active, in all CTAs
+    unsigned mine[BLOCKS];  // of the warp's part, bits for rows
 
     const int warp = anew(threadIdx.x) / 32, part = warp % PARTS;
     // A row and those around, of lines; pixels that are active stay in rows.
@@ -104,12 +105,17 @@ struct Lists {
             const int row = 32 * b + anew(threadIdx.x) % 32;
             unsigned words[PARTS];
             look(words, row);
+            if (CLUSTER > 1) {
+                none &= !__any_sync(~0u, words[0]);
+                if (!own_row(row)) words[0] = words[1] = words[2] = 0;
+            }
             const unsigned lines = TALL == 2 ? words[0] | __shfl_xor_sync(~0u, words[0], 1) : words[0];
 #pragma unroll
             for (int p = 0; p < PARTS; ++p)
                 counts[p] += __reduce_add_sync(~0u, row % TALL ? 0u : __popc(p ? words[p] : lines));
-            own[b] = turned(part == 0 ? words[0] : part == 1 ? words[1] : words[2], turn_of(row / TALL));
+            mine[b] = turned(part == 0 ? words[0] : part == 1 ? words[1] : words[2], turn_of(row / TALL));
         }
+        if (CLUSTER == 1) none = counts[0] == 0;
     }
     DEVICE void write() {
         const int lane = threadIdx.x % 32;
@@ -118,20 +124,21 @@ struct Lists {
             at<int>(COUNTS + 4 * threadIdx.x) = threadIdx.x == 0 ? counts[0] : threadIdx.x == 1 ? counts[1] : counts[2];
         if (count == 0) return;
         int pixels = 0;
-        transpose(own);
+        transpose(mine);
 #pragma unroll
-        for (int b = 0; b < BLOCKS; ++b) pixels += __popc(of_lines(own[b]));
+        for (int b = 0; b < BLOCKS; ++b) pixels += __popc(of_lines(mine[b]));
         const Turns turns(part == 0 ? 0 : part == 1 ? counts[0] : counts[0] + counts[1], count, pixels);
         int ahead = turns.before;
 #pragma unroll
         for (int b = 0; b < BLOCKS; ++b) {
-            const unsigned lines = of_lines(own[b]);
+            const unsigned lines = of_lines(mine[b]);
             const int team = (WARPS - 1 - part) / PARTS + 1, end = ROWS - 32 * b < 32 ? ROWS - 32 * b : 32;
-            for (int bit = warp / PARTS * TALL; bit < end; bit += team * TALL) {
+            const int start = CLUSTER == 1 ? 0 : rank() * BAND;
+            for (int bit = start + warp / PARTS * TALL; bit < (CLUSTER == 1 ? end : start + BAND); bit += team * TALL) {
                 const bool there = lines >> bit & 1;
                 const int to = turns.place(ahead + __popc(lines & ((1u << bit) - 1)), there), line = (32 * b + bit) / TALL;
                 const int pixel = line * TALL * WIDTH + ((lane - turn_of(line)) & 31);
-                const unsigned rows = part == 0 ? own[b] >> bit & ((1 << TALL) - 1) : 0;
+                const unsigned rows = part == 0 ? mine[b] >> bit & ((1 << TALL) - 1) : 0;
                 if (there) array<unsigned short>(LIST)[to] = pixel | rows << (16 - TALL);
             }
             ahead += __popc(lines);
@@ -170,11 +177,11 @@ DEVICE void add_halted(int row) {
     if (lane == 0) array<unsigned>(PAST)[row] = now;
 }
 DEVICE void add_halted() {
-    for (int row = threadIdx.x / 32; row < ROWS; row += WARPS) add_halted(row);
+    for (int row = threadIdx.x / 32 + rank() * BAND; own_row(row) && row < ROWS; row += WARPS) add_halted(row);
 }
 
-// x = relu(norm(u)) at pixels of the list, or at consecutive ones, by the warps that are not busy.
-template <int T> DEVICE void refresh(const Rows& rows, int busy) {
+// x = relu(norm(u)) at pixels of the list, or at consecutive ones, by the warps that are not busy; GIVEN to other CTAs, too.
+template <int T, bool GIVEN> DEVICE void refresh(const Rows& rows, int busy) {
     const unsigned thread = anew(threadIdx.x);
     if ((int)thread / 32 < busy) return;
     const int chunk = thread % CHUNKS;
@@ -185,7 +192,10 @@ template <int T> DEVICE void refresh(const Rows& rows, int busy) {
 #pragma unroll
         for (int t = 0; t < T; ++t) {
             const int pixel = entry.pixel(t);
-            at<uint4>(X + slot_at(slot_of(pixel), chunk)) = norm(at<uint4>(home_at(pixel, chunk)));
+            const int to = X + slot_at(slot_of(pixel), chunk);
+            const uint4 v = norm(at<uint4>(home_at(pixel, chunk)));
+            if (GIVEN) put_pixel(pixel, to, v);
+            else at<uint4>(to) = v;
         }
     }
 }
