@@ -135,10 +135,12 @@ inline void copy(int to, const void* from) {
 inline void __syncthreads() {
     emulator::arrive(emulator::barriers[emulator::cta], emulator::OF_CTA);
 }
-inline void meet() {
+inline void await_others() {
     if (CLUSTER == 1) return __syncthreads();
     emulator::arrive(emulator::meeting, emulator::THREADS);
 }
+inline void arrive() {}
+inline void meet() { await_others(); }
 inline int rank() { return emulator::cta; }
 template <class Do> void put_by(int rank, int byte, int bytes, bool atomic, Do change) {
     emulator::touch_in(rank, byte, bytes, atomic);

@@ -219,8 +219,8 @@ def _alone(block: Plan) -> Iterator[Plan]:
 def _together(block: Plan, cluster: int) -> Iterator[Plan]:
     """So many multiprocessors have an image: a few rows each, and weights in registers.
 
-    A single image, all and a quarter active, by 8, by 4, by one of them: 16 channels 78, 73, for 97, 81, for 139,
-    92 µs; 32 channels 89, 96, for 96, 93, for 137, 103; 64 channels 98, 99, for 104, 116, for 131, 107.
+    A single image, all and a quarter active, by 8, by 4, by one of them: 16 channels 78, 73, for 97, 81, for
+    139, 92 µs; 32 channels 89, 96, for 96, 93, for 137, 103; 64 channels 98, 99, for 104, 116, for 131, 107.
     """
     plan = _cut(block, images=1, ctas=1, warps=8, n_tiles=2, most=1)
     if block.channels <= 64 and block.height % (cluster * plan.tall) == 0:
