@@ -125,7 +125,16 @@ def _measure(
     shares: Sequence[float],
 ) -> Iterator[Row]:
     """Measure row by row; dense alternatives are made once for all rows of a shape."""
+    known: dict[object, NetworkBench] = {}
+
+    def of(config: ResNetConfig, images: torch.Tensor) -> NetworkBench:
+        key = config.units, config.width, config.classes, images.shape
+        if key not in known:
+            known[key] = NetworkBench(setting, config, images)
+        return known[key]
+
     for batch in batches:
+        known.clear()
         for channels, size in blocks:
             one = BlockBench(setting, channels, size, batch)
             yield from (one.row(share) for share in shares)
@@ -135,15 +144,14 @@ def _measure(
                 yield from (large.row(share) for share in shares)
                 continue
             config = ResNetConfig(units=units)
-            whole = NetworkBench(setting, config, torch.zeros(batch, 3, 32, 32))
+            whole = of(config, torch.zeros(batch, 3, 32, 32))
             for share in shares:
                 yield whole.row(f"blobs {share:.0%}", *with_blobs(config, batch, share))
         for name, model, config in trained:
             images = standardize(load_sample("test").images).repeat(-(-batch // 500), 1, 1, 1)[:batch]
             if model.config.image_size != images.size(2):
                 raise ValueError(f"{name}: expected a network for images of {images.size(2)} pixels")
-            whole = NetworkBench(setting, model.config, images)
-            yield whole.row(f"trained, {config.method}, tau {config.tau:g}", model, images)
+            yield of(model.config, images).row(f"trained, {config.method}, tau {config.tau:g}", model, images)
 
 
 def _block(name: str) -> tuple[int, int]:
