@@ -259,3 +259,47 @@ def test_on_a_gpu_blocks_that_overlap_give_what_others_do_and_a_fresh_thread_may
         for ponder, wanted in zip(ponders, references, strict=True):
             assert torch.equal(ponder.steps, wanted.steps)
             assert torch.equal(ponder.probs, wanted.probs)
+
+
+@pytest.mark.gpu
+@needs_gpu
+def test_on_a_gpu_all_plans_for_few_images_give_the_same():
+    """Also those by which several multiprocessors share an image, whose sums are in another order."""
+    model = tame(lively(units=5)).half().cuda()
+    for batch in (1, 5, 16):
+        images = torch.randn(batch, 3, 32, 32).half().cuda()
+        fast = onchip.build(model, [FoldedBlock(block) for block in model.blocks])
+        found = fast.candidates(32, 32, batch)
+        outputs = []
+        for number in range(max(map(len, found))):
+            chosen = [plans[min(number, len(plans) - 1)] for plans in found]
+            fast.kernels[32, 32, batch] = fast._with_kernels(chosen)
+            fast.calls.clear()
+            outputs.append(fast(images))
+            for _ in range(20):
+                assert torch.equal(fast(images)[0], outputs[-1][0])
+        for logits, ponders in outputs[1:]:
+            assert relative(logits, outputs[0][0]) < 1e-2
+            for ponder, wanted in zip(ponders, outputs[0][1], strict=True):
+                assert (ponder.steps == wanted.steps).double().mean() > 0.999
+
+
+@pytest.mark.gpu
+@needs_gpu
+def test_on_a_gpu_ten_thousand_calls_leave_nothing_behind():
+    model = tame(lively(units=2)).half().cuda()
+    sizes = [torch.randn(batch, 3, 32, 32).half().cuda() for batch in (1, 7, 300)]
+    fast = deploy(model, sizes[-1], engines=["onchip"])
+
+    def held():
+        torch.cuda.synchronize()
+        free, _ = torch.cuda.mem_get_info()
+        return torch.cuda.memory_allocated(), free
+
+    for call in range(10_000):
+        fast(sizes[call % 3])
+        if call == 100:
+            before = held()
+    allocated, free = held()
+    assert allocated == before[0]
+    assert free >= before[1] - 64 * 2**20  # others may use the device, too
