@@ -167,7 +167,11 @@ def replayed(work: Callable[[], Any], device: torch.device) -> Callable[[], Any]
         with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
             work()
     torch.cuda.current_stream(device).wait_stream(stream)
-    return graph.replay
+
+    def replay(_held: Callable[[], Any] = work) -> None:  # whose weights the graph reads
+        graph.replay()
+
+    return replay
 
 
 def _copied(logits: Tensor, ponders: Sequence[Ponder]) -> Outputs:

@@ -135,12 +135,10 @@ inline void copy(int to, const void* from) {
 inline void __syncthreads() {
     emulator::arrive(emulator::barriers[emulator::cta], emulator::OF_CTA);
 }
-inline void await_others() {
+inline void meet() {
     if (CLUSTER == 1) return __syncthreads();
     emulator::arrive(emulator::meeting, emulator::THREADS);
 }
-inline void arrive() {}
-inline void meet() { await_others(); }
 inline int rank() { return emulator::cta; }
 template <class Do> void put_by(int rank, int byte, int bytes, bool atomic, Do change) {
     emulator::touch_in(rank, byte, bytes, atomic);
@@ -163,9 +161,10 @@ inline void put_larger(int rank, int byte, unsigned v) {
 }
 
 // Whether it holds for any thread; a thread that goes on before others have read the last answer changes the other one.
+// Not within the function: the libraries of several plans would share it.
+static bool any[2];
+static int turn;
 inline bool __syncthreads_or(bool v) {
-    static bool any[2];
-    static int turn;
     const int now = turn;
     any[now] |= v;
     __syncthreads();

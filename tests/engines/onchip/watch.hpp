@@ -4,7 +4,7 @@
 
 namespace emulator {
 struct Touched { int epoch = -1, meeting = -1, sync = 0, thread = 0; };  // by whom, after which barriers and which __syncwarp
-struct Place { Touched read, write; unsigned warps = 0; bool many = false, atomic = false; };  // all that read since the barrier
+struct Place { Touched read, write; unsigned long long warps = 0; bool many = false, atomic = false; };  // all that read since the barrier
 static Place places[CLUSTER][SHARED_BYTES];
 
 // Whether no barrier has been since that the two share: of their CTA, or of all.
@@ -28,12 +28,12 @@ inline void touch_place(Place& place, int byte, bool writes, bool atomic) {
     if (clash(place.write) && !(atomic && place.atomic)) race(writes ? "two writes" : "a read after a write", byte);
     const bool read_now = recent(place.read);
     if (writes) {
-        const bool others = read_now && (place.warps & ~(1u << warp));
+        const bool others = read_now && (place.warps & ~(1ull << warp));
         const bool lanes = read_now && place.many && place.read.sync == now.sync && place.read.thread / 32 == warp;
         if (others || lanes || clash(place.read)) race("a write after a read", byte);
         place.write = now, place.atomic = atomic;
     } else {
-        place.warps = (read_now ? place.warps : 0) | 1u << warp;
+        place.warps = (read_now ? place.warps : 0) | 1ull << warp;
         const bool same = read_now && place.read.thread / 32 == warp && place.read.sync == now.sync;
         place.many = same && (place.many || place.read.thread != me);
         place.read = now;

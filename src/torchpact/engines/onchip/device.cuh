@@ -72,19 +72,15 @@ DEVICE void put_and(int rank, int byte, unsigned v) {
 DEVICE void put_larger(int rank, int byte, unsigned v) {
     asm volatile("red.relaxed.cluster.shared::cluster.max.u32 [%0], %1;" :: "r"(place_in(rank, byte)), "r"(v) : "memory");
 }
-DEVICE void arrive() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
-DEVICE void await_others() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
+DEVICE void meet() {
+    asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
 #else
 DEVICE int rank() { return 0; }
 template <class T> DEVICE void put(int, int byte, T v) { *reinterpret_cast<T*>(memory + byte) = v; }
 DEVICE void put_and(int, int byte, unsigned v) { atomicAnd(reinterpret_cast<unsigned*>(memory + byte), v); }
-DEVICE void arrive() {}
-DEVICE void await_others() { __syncthreads(); }
+DEVICE void meet() { __syncthreads(); }
 #endif
-DEVICE void meet() {
-    arrive();
-    await_others();
-}
 
 #if HALF
 #define FORMAT "f16"

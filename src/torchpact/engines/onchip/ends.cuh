@@ -2,8 +2,8 @@
 #pragma once
 
 // Pixels of what a CTA makes, with so many rows more above and below.
-DEVICE int from(int more) { return CLUSTER == 1 ? 0 : first_row(more) * WIDTH; }
-DEVICE int to(int more, int images) { return CLUSTER == 1 ? images * PLANE : end_row(more) * WIDTH; }
+DEVICE int from(int more) { return CLUSTER == 1 ? 0 : band_from(more) * WIDTH; }
+DEVICE int to(int more, int images) { return CLUSTER == 1 ? images * PLANE : band_to(more) * WIDTH; }
 
 #if ENTRY_STRIDE == 1
 // u = stem(images). Four numbers a pixel in x, the fourth 0; k = 4 · tap + colour, in three steps of 16.

@@ -86,19 +86,17 @@ extern "C" __global__ void SHARED_IMAGES __launch_bounds__(THREADS, CTAS) onchip
         fewer = false;
         if (!entered) convolve<true, false>(ones, Rows{true, 0, lines(0) + lines(1)});
         STAMP(3);
-        copied();
-        arrive();  // who arrives waits for what he has asked for: weights come after
         const Weights<Source<false, false>> twos(weights_of(a, 2 * unit + 1));
-        await_others();
+        copied();
+        meet();
         STAMP(4);
         if (!last) ask_for(SECOND_NORM, norms + 2 * CHANNELS, 8 * CHANNELS);
         convolve<false, false>(twos, Rows{true, 0, lines(0)});
         STAMP(5);
+        ones = Weights<Source<true, false>>(weights_of(a, last ? 0 : 2 * unit + 2));  // for the next unit
         const Head head;
         copied();
-        arrive();
-        ones = Weights<Source<true, false>>(weights_of(a, last ? 0 : 2 * unit + 2));  // for the next unit
-        await_others();
+        meet();
         STAMP(6);
         if (ask) {
             const bool halted = decide(a, unit, head, Rows{true, 0, lines(0)});

@@ -105,8 +105,8 @@ DEVICE int home_at(int pixel, int chunk) { return U + 16 * home_of(pixel) + HOME
 
 // Whether the CTA makes this row; and those that it needs besides.
 DEVICE bool own_row(int row) { return CLUSTER == 1 || row / BAND == rank(); }
-DEVICE int first_row(int more) { return rank() * BAND - more < 0 ? 0 : rank() * BAND - more; }
-DEVICE int end_row(int more) { return (rank() + 1) * BAND + more < HEIGHT ? (rank() + 1) * BAND + more : HEIGHT; }
+DEVICE int band_from(int more) { return rank() * BAND - more < 0 ? 0 : rank() * BAND - more; }
+DEVICE int band_to(int more) { return (rank() + 1) * BAND + more < HEIGHT ? (rank() + 1) * BAND + more : HEIGHT; }
 // A pixel's part of a map: to the CTA that makes it, and to the one beside that reads it.
 template <class T> DEVICE void put_pixel(int pixel, int byte, T v) {
     at<T>(byte) = v;
