@@ -13,7 +13,7 @@ has done it, the two in turns, median and 90th percentile.
 """
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -87,10 +87,9 @@ class DenseSpeeds:
 
 
 @torch.no_grad()
-def rows_of(name: str, data: Images, batches: list[int], dense: DenseSpeeds) -> list[dict[str, Any]]:
+def rows_of(name: str, data: Images, batches: list[int], dense: DenseSpeeds) -> Iterator[dict[str, Any]]:
     model, config = find_network(name)
     model = model.eval().cuda()
-    found = []
     with use_mode(model, "thresholded", details=False):
         accuracy, flops, steps = on_test_images(model, data, torch.float32)
         share = flops / max_flops(plain_net(model.config), (1, 3, 32, 32))
@@ -115,9 +114,7 @@ def rows_of(name: str, data: Images, batches: list[int], dense: DenseSpeeds) -> 
                         ours, _, taken = on_test_images(fast, data, dtype)
                         same = [(a == b).float().mean().item() for a, b in zip(taken, steps, strict=True)]
                         row |= {"accuracy": ours, "same_steps": round(sum(same) / len(same), 5)}
-                    print(*row.values(), sep="\t", flush=True)
-                    found.append(row)
-    return found
+                    yield row
 
 
 def main() -> None:
@@ -132,9 +129,11 @@ def main() -> None:
     data, dense = load_test(arguments.data, torch.device("cuda")), DenseSpeeds(not arguments.quick)
     rows: list[dict[str, Any]] = []
     for name in arguments.networks:
-        rows += rows_of(name, data, arguments.batch, dense)
-        columns = list(dict.fromkeys(key for row in rows for key in row))
-        write_csv(arguments.out, [{key: row.get(key, "") for key in columns} for row in rows])
+        for row in rows_of(name, data, arguments.batch, dense):
+            print(*row.values(), sep="\t", flush=True)
+            rows.append(row)
+            columns = list(dict.fromkeys(key for each in rows for key in each))
+            write_csv(arguments.out, [{key: each.get(key, "") for key in columns} for each in rows])
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ from torchpact.training.titles import title
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-FIGURE = re.compile(r"images/((?:fig\d|rnn)[\w-]*\.png)")
+FIGURE = re.compile(r"images/((?:fig\d|rnn|baselines|dead-units|temperature|sact-heads|frontier)[\w-]*\.png)")
 REGION = re.compile(r"(<!-- table: (?P<what>[^>]*?) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
