@@ -55,12 +55,18 @@ class DenseSpeeds:
 
     def __init__(self, compiling: bool) -> None:
         self.compiling = compiling
-        self.known: dict[tuple[int, int], dict[str, Any]] = {}
-        self.ways: dict[tuple[int, int], Callable[[], object]] = {}  # the best ones
+        self.known: dict[tuple[int, ...], dict[str, Any]] = {}
+        self.ways: dict[tuple[int, ...], Callable[[], object]] = {}  # the best ones
+
+    @staticmethod
+    def key(model: ResNet, batch: int) -> tuple[int, ...]:
+        """Return what decides how fast a plain network is."""
+        config = model.config
+        return config.units, config.width, config.classes, batch
 
     def __call__(self, model: ResNet, images: Tensor) -> dict[str, Any]:
         """Measure, or remember."""
-        key = model.config.units, len(images)
+        key = self.key(model, len(images))
         if key not in self.known:
             plain = plain_net(model.config).cuda().to(images.dtype)
             ways = dense_alternatives(plain, FoldedNet(plain), images, self.compiling, called=True)
@@ -77,7 +83,7 @@ class DenseSpeeds:
 
     def latencies(self, model: ResNet, fast: Callable[[], object]) -> dict[str, float]:
         """Return those of a deployed network and of the best dense one, for single images."""
-        calls = {"": fast, "dense_": self.ways[model.config.units, 1]}
+        calls = {"": fast, "dense_": self.ways[self.key(model, 1)]}
         times = {name: sorted(each) for name, each in in_turns(calls, seconds=1, least=20, most=400).items()}
         return {
             f"{name}p{percent}_ms": round(1e3 * each[len(each) * percent // 100], 3)

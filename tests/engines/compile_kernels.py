@@ -53,7 +53,7 @@ def main() -> None:
         compiled(convolve, tiles.warps, tiles.stages, LAST=True, ASKED=True, **shape, **cut, **common)
     compiled(convolve, 4, C=64, D=256, TAPS=1, LAST=True, ASKED=False, **cut, **common)
     compiled(survey_all, 4, C=256, N=128, P=16, K=128, ASKED=True)
-    for channels, size in ((64, 56), (256, 14)):
+    for channels, size in ((64, 56), (128, 28), (256, 14)):
         region, part = region_for(size, size), TILES[channels][1].outputs
         known = {
             "C": channels,

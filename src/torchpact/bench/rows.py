@@ -74,9 +74,8 @@ class NetworkBench:
         self.setting = setting
         plain = plain_net(config).to(setting.device, setting.dtype)
         self.plain_flops = max_flops(plain, example.shape)
-        self.dense = dense_alternatives(
-            plain, FoldedNet(plain), self._images(example), setting.compiling, called=True
-        )
+        self.given = self._images(example).clone()
+        self.dense = dense_alternatives(plain, FoldedNet(plain), self.given, setting.compiling, called=True)
         self.plain = plain
 
     def _images(self, images: Tensor) -> Tensor:
@@ -89,6 +88,7 @@ class NetworkBench:
     ) -> Row:
         """Measure a network deployed in thresholded mode; ``engines`` are timed by themselves, too."""
         model, images = model.to(self.setting.device, self.setting.dtype), self._images(images)
+        self.given.copy_(images)  # to the dense ones
         # details would be what a plain network has not: logits, steps and costs are returned
         fast = deploy(model, images, mode="thresholded", details=False)
         ours: dict[str, Callable[[], object]] = {"deployed": partial(fast, images)}

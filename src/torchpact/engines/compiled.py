@@ -31,8 +31,10 @@ class Compiled:
 
     def __call__(self, u: Tensor) -> tuple[Tensor, Ponder | None]:
         """Run the block."""
-        # all that torch.compile would compile anew for
-        kind = u.shape, u.stride(), u.is_inference(), torch.is_inference_mode_enabled()
-        if self.known is None:
-            self.known = kind
-        return (self.compiled if kind == self.known else self.run)(u)
+        with torch.inference_mode(False), torch.no_grad():  # it would be compiled anew for inference mode
+            if u.is_inference():
+                u = u.clone()
+            kind = u.shape, u.stride()
+            if self.known is None:
+                self.known = kind
+            return (self.compiled if kind == self.known else self.run)(u)

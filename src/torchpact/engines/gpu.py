@@ -175,7 +175,7 @@ class _Run:
         self.zeros = torch.empty(counts + sums, dtype=torch.int32, device=device)
         self.counts = self.zeros[:counts].view(-1, 4)
         self.sums: Tensor | None = None
-        if sums:
+        if not self.region.whole:
             self.sums = self.zeros[counts:].view(torch.float32).view(images, channels)
 
     def _make_notes(self, shape: torch.Size, device: torch.device) -> None:

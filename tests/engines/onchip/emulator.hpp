@@ -142,6 +142,9 @@ inline void meet() {
 inline int rank() { return emulator::cta; }
 template <class Do> void put_by(int rank, int byte, int bytes, bool atomic, Do change) {
     emulator::touch_in(rank, byte, bytes, atomic);
+    bool there = false;
+    for (int i = 0; i < emulator::OF_CTA; ++i) there |= !emulator::fibers[rank * emulator::OF_CTA + i].done;
+    if (!there) emulator::fail("a CTA that has ended is given something");
     change(memories[rank] + byte);
 }
 template <class T> void put(int rank, int byte, T v) {

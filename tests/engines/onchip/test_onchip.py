@@ -178,7 +178,6 @@ def test_draws_and_scores_decisions_as_the_dense_engine_does():
     ],
 )
 def test_ctas_that_share_an_image_give_what_one_gives(monkeypatch, clusters, settings, how):
-    """Of the first rows everywhere, and with rows that only rings of others reach."""
     model = tame(lively(2, **settings)).half()
     images = torch.randn(2, 3, 16, 24).half()
     adaptive = model.config.adaptive
@@ -196,6 +195,48 @@ def test_ctas_that_share_an_image_give_what_one_gives(monkeypatch, clusters, set
         assert torch.equal(ponder.steps, wanted.steps)
         assert relative(ponder.probs, wanted.probs) < 1e-3
         assert relative(ponder.expected_steps, wanted.expected_steps) < 1e-3
+
+
+@needs_compiler
+@pytest.mark.parametrize("how", [{}, {"watched": True}])
+def test_ctas_whose_rows_have_halted_go_on_with_those_that_share_the_image(monkeypatch, how):
+    """The uppermost rows halt first, then most others, at last a pixel: by a channel that no unit changes."""
+    model = tame(lively(2, units=5)).half()
+    block = tell_heads(model.blocks[0], 0.0)
+    with torch.no_grad():
+        model.stem.weight[3] = 0
+        model.stem.weight[3, 0, 1, 1] = 1
+        for unit in block.steps:
+            unit.conv2.weight[3] = 0
+        for head, bound in zip(block.halting, (100, 8, 4, 2), strict=True):
+            head.conv.weight[0, 3, 1, 1] = 1
+            head.linear.bias.fill_(-bound)
+    images = torch.randn(1, 3, 16, 16)
+    images[:, 0] = 5
+    images[:, 0, :2], images[:, 0, 15, 3] = 10, 3
+    images = images.half()
+    made = [
+        replace(plan, cluster=cluster, n_tiles=2, m_tiles=1, warps=8, hold=True, bordered=True)
+        for plan, cluster in zip(plans((16, 32, 64), 16, 16, 10, True, batch=1), (8, 8, 4), strict=True)
+    ]
+    monkeypatch.setattr("torchpact.engines.onchip.engine.candidates", lambda *_: [[plan] for plan in made])
+    logits, ponders = engine(model, **how)(images)
+    expected, references = reference(model, images)
+    assert set(references[0].steps[0, 0, :, 3].tolist()) == {2, 3, 4}
+    assert relative(logits, expected) < 1e-3
+    for ponder, wanted in zip(ponders, references, strict=True):
+        assert torch.equal(ponder.steps, wanted.steps)
+
+
+@needs_compiler
+def test_images_higher_than_a_warp_has_lanes():
+    model = tame(lively(2, units=2)).half()
+    images = torch.randn(1, 3, 40, 8).half()
+    logits, ponders = engine(model, made=OnChip)(images)
+    expected, references = reference(model, images)
+    assert relative(logits, expected) < 1e-3
+    for ponder, wanted in zip(ponders, references, strict=True):
+        assert (ponder.steps == wanted.steps).double().mean() > 0.99
 
 
 @needs_compiler
@@ -251,6 +292,8 @@ def test_few_images_are_shared_where_ctas_can_and_rows_suffice():
     assert clusters(9) == clusters(16) == [[4, 1]] * 3
     assert clusters(17) == clusters(1, device=replace(H200, clusters=False)) == [[1]] * 3
     assert clusters(1, size=16) == [[8, 4, 1], [8, 4, 1], [4, 1]]
+    higher = candidates((16, 32, 64), 64, 16, 10, False, True, 1, H200)
+    assert [max(plan.cluster for plan in each) for each in higher] == [1, 8, 8]
 
 
 def test_plans_of_cifar_leave_room_for_two_ctas():

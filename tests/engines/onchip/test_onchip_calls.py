@@ -49,6 +49,23 @@ def test_few_kernels_need_no_graph_but_drawing_samples_does():
     assert engine(lively(units=2, adaptive=False).half(), tp.Discrete()).direct
 
 
+def test_plans_that_cannot_be_loaded_leave_the_rest():
+    model = lively(units=2).half()
+    blocks = [FoldedBlock(block) for block in model.blocks]
+
+    def load(plan):
+        if plan.cluster > 1:
+            raise Unsupported("onchip: no room for clusters")
+        return lambda args, ctas: None
+
+    images = torch.zeros(1, 3, 32, 32).half()
+    for way in ("__call__", "tune"):
+        fast = OnChip(model, blocks, load, H200)
+        assert any(plan.cluster > 1 for plans in fast.candidates(32, 32, 1) for plan in plans)
+        getattr(fast, way)(images)
+        assert [plan.cluster for plan, _ in fast.kernels[32, 32, 1]] == [1, 1, 1]
+
+
 @needs_compiler
 def test_what_was_returned_stays_as_it_is():
     fast = engine(lively(units=2).half())

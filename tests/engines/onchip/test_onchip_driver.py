@@ -8,14 +8,16 @@ import pytest
 import torch
 
 from tests.engines.onchip.emulation import needs_compiler, plans
+from torchpact.engines import Unsupported
 from torchpact.engines.onchip import Args, driver
 
 SOURCE = """
 extern "C" {
 // as in cuda.h
-struct Attribute { int id; char pad[4]; union { char room[64]; int programmatic; } value; };
+union Value { char room[64]; int programmatic; struct { unsigned x, y, z; } cluster; };
+struct Attribute { int id; char pad[4]; Value value; };
 struct Config { unsigned grid[3], block[3], shared; void* stream; Attribute* attributes; unsigned count; };
-int version = 13000, pushed, launches, first_fails;
+int version = 13000, pushed, launches, first_fails, clusters = 1;
 unsigned seen[10];
 long long input;
 
@@ -29,6 +31,11 @@ int cuModuleGetFunction(void** out, void*, const char*) { *out = &input; return 
 int cuFuncSetAttribute(void*, int, int) { return 0; }
 int cuFuncGetAttribute(int* out, int, void*) { *out = 0; return 0; }
 int cuOccupancyMaxActiveBlocksPerMultiprocessor(int*, void*, int, unsigned long) { return 0; }
+int cuOccupancyMaxActiveClusters(int* out, void*, const Config* c) {
+    const Attribute& a = *c->attributes;
+    *out = c->count == 1 && a.id == 4 && a.value.cluster.x == c->grid[0] ? clusters : 0;
+    return clusters < 0;
+}
 int cuCtxPushCurrent_v2(void* context) { return context == &pushed ? (++pushed, 0) : 1; }
 int cuCtxPopCurrent_v2(void**) { return 0; }
 int cuLaunchKernel() { return 1; }
@@ -73,12 +80,14 @@ def _seen(cuda):
 
 
 @needs_compiler
-@pytest.mark.parametrize(("overlap", "version"), [(True, 13000), (True, 12020), (False, 13000)])
+@pytest.mark.parametrize(
+    ("overlap", "version"), [(True, 13000), (True, 12040), (True, 12030), (False, 13000)]
+)
 def test_says_how_large_where_and_whether_it_may_begin_early(cuda, overlap, version):
     ctypes.c_int.in_dll(cuda, "version").value = version
     plan, block = _loaded(overlap=overlap)
     block(Args(input=1234567890123), 5)
-    early = [1, 6, 1] if overlap and version > 12040 else [0, 0, 0]
+    early = [1, 6, 1] if overlap and version >= 12040 else [0, 0, 0]
     assert _seen(cuda) == [5, 1, 32 * plan.warps, 1, plan.shared_bytes, 80, *early]
     assert ctypes.c_longlong.in_dll(cuda, "input").value == 1234567890123
     assert ctypes.c_int.in_dll(cuda, "pushed").value == 0
@@ -99,3 +108,13 @@ def test_says_what_the_driver_said(cuda):
     ctypes.c_int.in_dll(cuda, "first_fails").value = 700
     with pytest.raises(RuntimeError, match="the CUDA driver said 700, told to"):
         block(Args(), 2)
+
+
+@needs_compiler
+@pytest.mark.parametrize("clusters", [0, -1])
+def test_a_device_without_room_for_clusters_says_so_when_they_are_loaded(cuda, clusters):
+    _loaded(cluster=4)
+    ctypes.c_int.in_dll(cuda, "clusters").value = clusters
+    with pytest.raises(Unsupported, match="onchip: no room for clusters of 4"):
+        _loaded(cluster=4)
+    _loaded()

@@ -6,6 +6,7 @@ namespace emulator {
 struct Touched { int epoch = -1, meeting = -1, sync = 0, thread = 0; };  // by whom, after which barriers and which __syncwarp
 struct Place { Touched read, write; unsigned long long warps = 0; bool many = false, atomic = false; };  // all that read since the barrier
 static Place places[CLUSTER][SHARED_BYTES];
+static_assert(WARPS * CLUSTER <= 64, "every warp must have a bit");
 
 // Whether no barrier has been since that the two share: of their CTA, or of all.
 inline bool recent(const Touched& other) {

@@ -16,6 +16,7 @@ _SHARED_LIMIT = 97  # CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN
 _LOCAL_BYTES, _REGISTERS = 3, 4  # CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES, _NUM_REGS
 _DYNAMIC_SHARED, _CARVEOUT = 8, 9  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, _PREFERRED_…
 _OVERLAP = 6  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+_CLUSTER = 4  # CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
 _OUT_OF_MEMORY = 2  # CUDA_ERROR_OUT_OF_MEMORY
 _NO_CONTEXT = (201, 400)  # CUDA_ERROR_INVALID_CONTEXT, CUDA_ERROR_INVALID_HANDLE
 _OVERLAP_SINCE = 12040  # the driver's version: earlier ones cannot capture such launches
@@ -69,6 +70,8 @@ class LoadedBlock:
         self.leave_to_shared(
             -(-100 * plan.ctas * (plan.shared_bytes + 1024) // (shared_limit(device) + 1024))
         )
+        if plan.cluster > 1 and not self._clusters_at_once():
+            raise Unsupported(f"onchip: no room for clusters of {plan.cluster}")
 
     def leave_to_shared(self, percent: int) -> None:
         """Say how much of a multiprocessor's memory is to be shared memory; the rest caches weights."""
@@ -103,6 +106,16 @@ class LoadedBlock:
             config.attributes, config.count = ctypes.pointer(self.attribute), 1
         return config
 
+    def _clusters_at_once(self) -> int:
+        attribute = Attribute(id=_CLUSTER, value=(self.plan.cluster, 1, 1))
+        config = Config.from_buffer_copy(self.config)
+        config.grid[0] = self.plan.cluster
+        config.attributes, config.count = ctypes.pointer(attribute), 1
+        found = c_int()
+        if driver().cuOccupancyMaxActiveClusters(byref(found), self.function, byref(config)):
+            return 0
+        return found.value
+
     def describe(self) -> dict[str, int]:
         """Return what the block takes of a multiprocessor."""
         found = {}
@@ -133,6 +146,7 @@ def driver() -> ctypes.CDLL:
     cuda.cuOccupancyMaxActiveBlocksPerMultiprocessor.argtypes = [c_void_p, c_void_p, c_int, ctypes.c_size_t]
     cuda.cuLaunchKernel.argtypes = [c_void_p, *[c_uint] * 7, c_void_p, c_void_p, c_void_p]
     cuda.cuLaunchKernelEx.argtypes = [c_void_p] * 4
+    cuda.cuOccupancyMaxActiveClusters.argtypes = [c_void_p] * 3
     _check(cuda.cuInit(0), cuda)
     return cuda
 

@@ -2,8 +2,8 @@
 #pragma once
 
 // Pixels of what a CTA makes, with so many rows more above and below.
-DEVICE int from(int more) { return CLUSTER == 1 ? 0 : band_from(more) * WIDTH; }
-DEVICE int to(int more, int images) { return CLUSTER == 1 ? images * PLANE : band_to(more) * WIDTH; }
+DEVICE int first_pixel(int more) { return CLUSTER == 1 ? 0 : band_from(more) * WIDTH; }
+DEVICE int end_pixel(int more, int images) { return CLUSTER == 1 ? images * PLANE : band_to(more) * WIDTH; }
 
 #if ENTRY_STRIDE == 1
 // u = stem(images). Four numbers a pixel in x, the fourth 0; k = 4 · tap + colour, in three steps of 16.
@@ -12,14 +12,14 @@ DEVICE void enter(const Args& a, int first, int images) {
     clear(X, up(SLOTS * 8));
     __syncthreads();
 #pragma unroll 4
-    for (int pixel = from(2) + threadIdx.x; pixel < to(2, images); pixel += THREADS) {
+    for (int pixel = first_pixel(2) + threadIdx.x; pixel < end_pixel(2, images); pixel += THREADS) {
         const int row = pixel / WIDTH % HEIGHT, column = pixel % WIDTH;
         const half_t* from = a.input + (first + image_of(pixel)) * a.image_stride + row * a.row_stride + column * a.column_stride;
         const unsigned red = from[0], green = from[a.channel_stride], blue = from[2 * a.channel_stride];
         at<uint2>(X + 8 * slot_of(pixel)) = make_uint2(red | green << 16, blue);
     }
     __syncthreads();
-    for (int tile = from(1) / 16 + threadIdx.x / 32; tile * 16 < to(1, images); tile += WARPS) {
+    for (int tile = first_pixel(1) / 16 + threadIdx.x / 32; tile * 16 < end_pixel(1, images); tile += WARPS) {
         float c[CHUNKS][4];
 #pragma unroll
         for (int n = 0; n < CHUNKS; ++n) c[n][0] = c[n][1] = c[n][2] = c[n][3] = 0;
@@ -63,7 +63,7 @@ DEVICE void enter(const Args& a, int first, int images) {
         const int pixels = (images - start < AT_ONCE ? images - start : AT_ONCE) * PLANE;
         clear(X, X_BYTES);
         __syncthreads();
-        for (int i = from(1) + threadIdx.x / (IN / 8); i < (CLUSTER == 1 ? pixels : to(1, 1)) && threadIdx.x < LANES * (IN / 8); i += LANES) {
+        for (int i = first_pixel(1) + threadIdx.x / (IN / 8); i < (CLUSTER == 1 ? pixels : end_pixel(1, 1)) && threadIdx.x < LANES * (IN / 8); i += LANES) {
             const int pixel = start * PLANE + i, row = pixel / WIDTH % HEIGHT, column = pixel % WIDTH;
             const half_t* from = a.input + (((long long)(first + image_of(pixel)) * 2 * HEIGHT + 2 * row) * 2 * WIDTH + 2 * column) * IN + 8 * chunk;
             float mean[8] = {0, 0, 0, 0, 0, 0, 0, 0};
@@ -84,8 +84,8 @@ DEVICE void enter(const Args& a, int first, int images) {
         }
         const Weights<Source<true, true>> weights(a.weights);
         meet();
-        convolve<true, true>(weights, Rows{false, start * PLANE + from(0), CLUSTER == 1 ? pixels : BAND * WIDTH});
-        meet();
+        convolve<true, true>(weights, Rows{false, start * PLANE + first_pixel(0), CLUSTER == 1 ? pixels : BAND * WIDTH});
+        __syncthreads();
     }
     clear(X, X_BYTES);
     __syncthreads();
@@ -113,7 +113,7 @@ DEVICE Pixels<long long> report_steps(const Args& a, long long place, int pixel)
 DEVICE void report(const Args& a, int first, int images) {
     constexpr int V = AT_A_TIME, BATCH = 6;
     if (a.nan && first == 0 && rank() == 0 && threadIdx.x == 0) *a.nan = 0x7fc00000;
-    for (int pixel = from(0) + threadIdx.x * V; pixel < to(0, images); pixel += THREADS * V) {
+    for (int pixel = first_pixel(0) + threadIdx.x * V; pixel < end_pixel(0, images); pixel += THREADS * V) {
         const long long place = (long long)first * PLANE + pixel, stride = (long long)a.batch * PLANE;
         const Pixels<long long> steps = report_steps(a, place, pixel);
         if (!a.probs) continue;
@@ -151,35 +151,34 @@ DEVICE void report(const Args& a, int first, int images) {
 
 #if LAST
 DEVICE void leave(const Args& a, int first, int images) {
-    float* means = array<float>(PARTS);
     for (int i = threadIdx.x; i < images * CHANNELS; i += THREADS) {
         const int c = i % CHANNELS;
         const float scale = a.last[c], shift = a.last[CHANNELS + c];
         float sum = 0;
-        for (int p = from(0); p < to(0, 1); ++p) {
+        for (int p = first_pixel(0); p < end_pixel(0, 1); ++p) {
             const float2 u = unpack(at<unsigned>(home_at(i / CHANNELS * PLANE + p, c / 8) + 4 * (c % 8 / 2)));
             const float v = (c % 2 ? u.y : u.x) * scale + shift;
             sum += v < 0 ? 0 : v;
         }
-        if (CLUSTER == 1) means[i] = sum / PLANE;
-        else put(0, PARTS + 4 * (rank() * CHANNELS + i), sum / PLANE);
+        put(0, PARTS + 4 * (rank() * CHANNELS + i), sum / PLANE);
     }
     meet();
     if (rank() > 0) return;
     for (int i = threadIdx.x; CLUSTER > 1 && i < CHANNELS; i += THREADS)
-        for (int r = 1; r < CLUSTER; ++r) means[i] += means[r * CHANNELS + i];
+        for (int r = 1; r < CLUSTER; ++r)
+            at<float>(PARTS + 4 * i) = at<float>(PARTS + 4 * i) + at<float>(PARTS + 4 * (r * CHANNELS + i));
     if (CLUSTER > 1) __syncthreads();
     for (int i = threadIdx.x; i < images * CLASSES; i += THREADS) {
         const int image = i / CLASSES, k = i % CLASSES;
         const float* weights = a.last + 2 * CHANNELS;
         float logit = weights[CLASSES * CHANNELS + k];
-        for (int c = 0; c < CHANNELS; ++c) logit += weights[k * CHANNELS + c] * means[image * CHANNELS + c];
+        for (int c = 0; c < CHANNELS; ++c) logit += weights[k * CHANNELS + c] * at<float>(PARTS + 4 * (image * CHANNELS + c));
         a.output[(long long)first * CLASSES + i] = pack(logit, 0) & 0xffff;
     }
 }
 #else
 DEVICE void leave(const Args& a, int first, int images) {
-    for (int i = from(0) * CHUNKS + threadIdx.x; i < to(0, images) * CHUNKS; i += THREADS)
+    for (int i = first_pixel(0) * CHUNKS + threadIdx.x; i < end_pixel(0, images) * CHUNKS; i += THREADS)
         reinterpret_cast<uint4*>(a.output)[(long long)first * PLANE * CHUNKS + i] =
             at<uint4>(home_at(i / CHUNKS, i % CHUNKS));
 }

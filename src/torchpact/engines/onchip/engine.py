@@ -8,7 +8,7 @@ precision does at 0.9996 of the positions or more, bfloat16 at 0.997 or more.
 """
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
@@ -101,22 +101,34 @@ class OnChip:
         """Return the kernels for so many images of this size, compiled at the first."""
         size = (height, width, batch)
         if size not in self.kernels:
-            self.kernels[size] = self._with_kernels([plans[0] for plans in self.candidates(*size)])
+            by_block = self.candidates(*size)
+            self._load_all(plans[0] for plans in by_block)  # at once; others only where these cannot be
+            self.kernels[size] = [self._first_loaded(plans) for plans in by_block]
         return self.kernels[size]
 
+    def _first_loaded(self, plans: Sequence[Plan]) -> tuple[Plan, Kernel]:
+        for plan in plans:
+            self._load_all([plan])
+            kernel = self.loaded[plan]
+            if not isinstance(kernel, str):
+                return plan, kernel
+        raise Unsupported(str(self.loaded[plans[0]]))
+
     def _with_kernels(self, plans: Sequence[Plan]) -> list[tuple[Plan, Kernel]]:
+        """Return those of the plans that can be loaded: one of them, at least."""
+        self._load_all(plans)
+        loaded = [(plan, self.loaded[plan]) for plan in plans]
+        found = [(plan, kernel) for plan, kernel in loaded if not isinstance(kernel, str)]
+        if not found:
+            raise Unsupported(str(loaded[0][1]))
+        return found
+
+    def _load_all(self, plans: Iterable[Plan]) -> None:
         with self._loading:
             new = [plan for plan in dict.fromkeys(plans) if plan not in self.loaded]
             if new:
                 with ThreadPoolExecutor(8) as pool:  # each takes seconds to compile
                     self.loaded.update(zip(new, pool.map(self._load, new), strict=True))
-        found = []
-        for plan in plans:
-            kernel = self.loaded[plan]
-            if isinstance(kernel, str):
-                raise Unsupported(kernel)
-            found.append((plan, kernel))
-        return found
 
     def _load(self, plan: Plan) -> Kernel | str:
         try:
@@ -128,7 +140,7 @@ class OnChip:
         """For images of this size, take the kernels that are the fastest with these."""
         height, width = images.shape[2:]
         by_block = self.candidates(height, width, len(images))
-        self._with_kernels([plan for plans in by_block for plan in plans])
+        self._load_all(plan for plans in by_block for plan in plans)
         chosen, u = [], images
         for plans, weights in zip(by_block, self.weights, strict=True):
             ways = {str(i): way for i, way in enumerate(self._with_kernels(plans))}

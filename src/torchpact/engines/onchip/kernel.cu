@@ -63,7 +63,7 @@ extern "C" __global__ void SHARED_IMAGES __launch_bounds__(THREADS, CTAS) onchip
     await_last();
     enter(a, first, images);
 
-    if (ENTRY_STRIDE == 1) refresh<1, false>(Rows{false, from(1), to(1, images) - from(1)}, 0);
+    if (ENTRY_STRIDE == 1) refresh<1, false>(Rows{false, first_pixel(1), end_pixel(1, images) - first_pixel(1)}, 0);
     Weights<Source<true, false>> ones(weights_of(a, 0));
     bool fewer = true;  // than the list has
     for (int unit = 0; unit < a.units; ++unit) {

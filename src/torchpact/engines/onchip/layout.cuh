@@ -80,7 +80,7 @@ static_assert(TOTAL == SHARED_BYTES, "the host plans with another layout");
 static_assert(CHANNELS % 16 == 0 && CHUNKS % N_TILES == 0 && N_TILES % 2 == 0, "tiles must fit the channels");
 static_assert(HEIGHT % TALL == 0 && TALL <= 2 && PIXELS <= 1 << (16 - TALL), "pixels must fit the list");
 static_assert(WARPS % GROUPS == 0 && 32 % WARPS == 0 && IMAGES * WARPS <= 32 && WIDTH <= 32 && 32 % CHUNKS == 0, "warps must fit the groups");
-static_assert(CLUSTER == 1 || (IMAGES == 1 && HEIGHT % (CLUSTER * TALL) == 0 && CLUSTER <= WARPS && CLUSTER <= 8), "CTAs must fit the rows");
+static_assert(CLUSTER == 1 || (IMAGES == 1 && HEIGHT <= 32 && HEIGHT % (CLUSTER * TALL) == 0 && CLUSTER <= WARPS && CLUSTER <= 8), "CTAs must fit the rows");
 
 #ifndef WATCHED  // by the tests, which then see who reads and writes
 template <class T> DEVICE T& at(int byte) { return *reinterpret_cast<T*>(memory + byte); }

@@ -76,7 +76,11 @@ class Device:
     clusters: bool = True  # of CTAs, which sm_90 has and sm_80 has not
 
     def holds(self, ctas: int) -> bool:
-        """Whether so many CTAs of clusters run at once: not all multiprocessors can be of one."""
+        """Whether so many CTAs of clusters surely run at once.
+
+        A cluster lies within one part of the device: of 132 multiprocessors, 16 clusters of eight took two
+        waves, eight of them one.
+        """
         return self.clusters and 2 * ctas <= self.multiprocessors
 
 
@@ -217,13 +221,13 @@ def _alone(block: Plan) -> Iterator[Plan]:
 
 
 def _together(block: Plan, cluster: int) -> Iterator[Plan]:
-    """So many multiprocessors have an image: a few rows each, and weights in registers.
+    """A cluster of multiprocessors shares an image: a few rows each, and weights in registers.
 
     A single image, all and a quarter active, by 8, by 4, by one of them: 16 channels 78, 73, for 97, 81, for
     139, 92 µs; 32 channels 89, 96, for 96, 93, for 137, 103; 64 channels 98, 99, for 104, 116, for 131, 107.
     """
     plan = _cut(block, images=1, ctas=1, warps=8, n_tiles=2, most=1)
-    if block.channels <= 64 and block.height % (cluster * plan.tall) == 0:
+    if block.channels <= 64 and block.height <= 32 and block.height % (cluster * plan.tall) == 0:
         yield replace(plan, cluster=cluster, hold=True)
 
 
