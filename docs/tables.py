@@ -9,12 +9,13 @@ A table stands between `<!-- table: NAME ARGUMENTS -->` and `<!-- end -->` in a 
     zoo                the pretrained networks, as their cards have them
     csv FILE COLUMNS   a CSV file, such as benchmarks leave; some of its columns, if named
 
-Figures of the reproduction that pages show are copied to docs/images.
+Figures of the reproduction that pages show are copied to docs/images, and the table of all runs lies beside the results, too.
 """
 
 import argparse
 import csv
 import re
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -120,6 +121,9 @@ def main() -> None:
     wanted = {page: filled(page.read_text()).encode() for page in PAGES}
     for name in FIGURE.findall("".join(text.decode() for text in wanted.values())):
         wanted[ROOT / "docs" / "images" / name] = (ROOT / "results" / "fast" / "figures" / name).read_bytes()
+    with tempfile.TemporaryDirectory() as folder:
+        for path in summary.draw(_archive("fast"), SCALES["fast"], [], Path(folder)):
+            wanted[ROOT / "results" / "fast" / "figures" / path.name] = path.read_bytes()
     for path, content in wanted.items():
         if path.exists() and path.read_bytes() == content:
             continue
