@@ -9,10 +9,12 @@ A table stands between `<!-- table: NAME ARGUMENTS -->` and `<!-- end -->` in a 
     zoo                the pretrained networks, as their cards have them
     csv FILE COLUMNS   a CSV file, such as benchmarks leave; some of its columns, if named
 
-Figures of the reproduction that pages show are copied to docs/images, and the table of all runs lies beside the results, too.
+Figures of the reproduction that pages show are copied to docs/images; the table of all runs lies beside the
+results, too.
 """
 
 import argparse
+import contextlib
 import csv
 import re
 import tempfile
@@ -121,7 +123,7 @@ def main() -> None:
     wanted = {page: filled(page.read_text()).encode() for page in PAGES}
     for name in FIGURE.findall("".join(text.decode() for text in wanted.values())):
         wanted[ROOT / "docs" / "images" / name] = (ROOT / "results" / "fast" / "figures" / name).read_bytes()
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(None):
         for path in summary.draw(_archive("fast"), SCALES["fast"], [], Path(folder)):
             wanted[ROOT / "results" / "fast" / "figures" / path.name] = path.read_bytes()
     for path, content in wanted.items():
