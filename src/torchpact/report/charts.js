@@ -56,7 +56,7 @@ function symbol(kind, cx, cy, r = 5.5) {
   return node("path", { d: `M${cx} ${cy - r}l${r} ${2 * r - 1}h${-2 * r}z` });
 }
 
-// points: {x, y, kind, hollow, on, label, tip, choose}
+// points: {x, y, kind, hollow, on, label, tip, key, choose}
 function scatter(host, points, options) {
   const chart = frame(host, padded(points.map(p => p.x), .12), padded(points.map(p => p.y), .14, .1), options);
   const taken = points.map(p => [chart.x(p.x) - 8, chart.y(p.y) - 8, chart.x(p.x) + 8, chart.y(p.y) + 8]);
@@ -65,7 +65,7 @@ function scatter(host, points, options) {
     const mark = symbol(p.kind, cx, cy);
     mark.setAttribute("class", `mark${p.on ? " on" : ""}${p.hollow ? " hollow" : ""}`);
     mark.setAttribute("stroke-width", "1.8");
-    const group = node("g", { tabindex: "0", role: "button", "aria-label": p.tip.replace(/\n/g, ", ") }, mark);
+    const group = node("g", { tabindex: "0", role: "button", "aria-label": p.tip.replace(/\n/g, ", "), "data-key": p.key }, mark);
     withTip(group, p.tip);
     if (p.choose) {
       group.addEventListener("click", p.choose);
@@ -90,31 +90,65 @@ function scatter(host, points, options) {
   }
 }
 
+// A label that is long goes on in a second line, after its first comma.
+const inLines = label => label.length > 14 && label.includes(", ") ? [label.slice(0, label.indexOf(",")), label.slice(label.indexOf(",") + 2)] : [label];
+const LETTER = 7, LINE = 13;
+const meets = (a, b) => a[0] < b[2] && b[0] < a[2] && a[1] < b[3] && b[1] < a[3];
+
+// What of a chart a line covers, as small boxes.
+function inked(places) {
+  const found = [];
+  places.forEach(([x, y], i) => {
+    const [before, above] = places[Math.max(0, i - 1)], parts = Math.ceil(Math.hypot(x - before, y - above) / 4) || 1;
+    for (let k = 1; k <= parts; k++) {
+      const cx = before + (x - before) * k / parts, cy = above + (y - above) * k / parts;
+      found.push([cx - 2, cy - 2, cx + 2, cy + 2]);
+    }
+  });
+  return found;
+}
+
 // lines: {points: [[x, y]], on, dots, label}
 function curves(host, lines, { ys, xlabel = "iteration" } = {}) {
   lines = lines.filter(line => line.points.length);
   if (!lines.length) { host.replaceChildren(element("p", { className: "note", textContent: "nothing logged yet" })); return; }
   const all = lines.flatMap(line => line.points);
   const xs = [0, Math.max(...all.map(p => p[0]))];
-  const chart = frame(host, xs, ys || padded(all.map(p => p[1])), { xlabel, right: 14 + 7 * Math.max(...lines.map(line => (line.label || "").length)), shape: .75 });
-  const ends = [];
+  const longest = Math.max(...lines.flatMap(line => inLines(line.label || "").map(part => part.length)));
+  const chart = frame(host, xs, ys || padded(all.map(p => p[1])), { xlabel, right: 14 + LETTER * longest, shape: .75 });
+  const ends = [], taken = [];
   for (const line of [...lines].sort((a, b) => !!a.on - !!b.on)) {
     const places = line.points.map(([a, b]) => [chart.x(a), chart.y(b)]);
     if (line.dots || places.length === 1) for (const [cx, cy] of places) {
       const dot = node("circle", { cx, cy, r: 3.2, class: `mark${line.on ? " on" : ""}` });
       chart.svg.append(dot);
-    } else chart.svg.append(node("path", { class: `line${line.on ? " on" : ""}`, d: "M" + places.map(p => p.map(v => v.toFixed(1)).join(" ")).join("L") }));
-    if (line.label) ends.push({ y: places.at(-1)[1], x: places.at(-1)[0], line });
+      taken.push([cx - 4, cy - 4, cx + 4, cy + 4]);
+    } else {
+      chart.svg.append(node("path", { class: `line${line.on ? " on" : ""}`, d: "M" + places.map(p => p.map(v => v.toFixed(1)).join(" ")).join("L") }));
+      taken.push(...inked(places));
+    }
+    if (line.label) ends.push({ x: places.at(-1)[0], y: places.at(-1)[1], line });
   }
-  // a few labels make room for each other; of many, those that would overlap are left out
-  const few = ends.length <= 6;
-  ends.sort(few ? (a, b) => a.y - b.y : (a, b) => !!b.line.on - !!a.line.on);
-  const used = [];
-  for (const end of ends) {
-    if (few && used.length) end.y = Math.max(end.y, used.at(-1) + 13);
-    else if (used.some(y => Math.abs(y - end.y) < 13)) continue;
-    used.push(end.y);
-    chart.svg.append(node("text", { x: end.x + 6, y: end.y + 4, class: end.line.on ? "label" : "" }, end.line.label));
+  // first those in the margin, from above, which make room for each other; then those of shorter runs
+  const margin = chart.width - chart.box.right - 2;
+  ends.sort((a, b) => (a.x < margin) - (b.x < margin) || (ends.length <= 6 ? a.y - b.y : !!b.line.on - !!a.line.on));
+  const reach = ends.length <= 6 ? 6 * LINE : LINE;
+  const steps = Array.from({ length: Math.floor(reach / 3) + 1 }, (_, i) => 3 * i);
+  // in the margin downwards first, which keeps the order of the lines
+  const around = steps.flatMap(step => [step, -step]), below = [...steps, ...steps.map(step => -step)];
+  const floor = chart.height - chart.box.bottom + 6;
+  for (const end of ends) labelled(chart, end, taken, ...(end.x < margin ? [around, floor] : [below, chart.height]));
+}
+
+// Put a label beside the end of its line, or as near as it lies on nothing; else leave it out.
+function labelled(chart, { x, y, line }, taken, shifts, floor) {
+  const parts = inLines(line.label), w = LETTER * Math.max(...parts.map(part => part.length)), h = LINE * parts.length;
+  for (const top of shifts.map(shift => y - LINE / 2 + shift)) {
+    const mine = [x + 5, top, x + 5 + w, top + h];
+    if (top < -6 || top + h > floor || taken.some(box => meets(mine, box))) continue;
+    taken.push(mine);
+    parts.forEach((part, i) => chart.svg.append(node("text", { x: x + 6, y: top + 10.5 + i * LINE, class: line.on ? "label" : "" }, part)));
+    return;
   }
 }
 

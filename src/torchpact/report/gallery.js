@@ -35,9 +35,21 @@ function heat(gallery, image) {
   return made;
 }
 
+// Stripes, which no image has: a halted position can be told by them however bright it is.
+function hatching(context) {
+  const side = 8, tile = element("canvas", { width: side, height: side }), brush = tile.getContext("2d");
+  brush.strokeStyle = colour("--hatch");
+  brush.lineWidth = 1.6;
+  brush.beginPath();
+  for (const from of [-side, 0, side]) { brush.moveTo(from - 1, side + 1); brush.lineTo(from + side + 1, -1); }
+  brush.stroke();
+  return context.createPattern(tile, "repeat");
+}
+
 class Viewer {
   constructor(galleries, titles, onNetwork) {
     this.galleries = galleries;
+    this.titles = titles;
     this.position = null;
     this.stage = document.getElementById("stage");
     this.slider = document.getElementById("unit");
@@ -49,7 +61,8 @@ class Viewer {
     this.slider.addEventListener("input", () => { this.stop(); this.unit = +this.slider.value; this.draw(); });
     this.stage.addEventListener("pointermove", e => this.point(e));
     this.stage.addEventListener("pointerdown", e => this.point(e));
-    this.stage.addEventListener("pointerleave", () => { this.position = null; this.draw(); });
+    // a finger that is lifted leaves, too: what it asked for remains
+    this.stage.addEventListener("pointerleave", e => { if (e.pointerType !== "touch") { this.position = null; this.draw(); } });
     this.stage.addEventListener("keydown", e => this.key(e));
     document.getElementById("play").addEventListener("click", () => this.timer ? this.stop() : this.play());
     this.network(0);
@@ -57,6 +70,8 @@ class Viewer {
 
   network(index) {
     this.gallery = this.galleries[index];
+    this.position = null;
+    this.name();
     this.select.value = index;
     this.slider.max = this.gallery.units;
     const row = document.getElementById("blocks");
@@ -72,6 +87,19 @@ class Viewer {
       host.replaceChildren(...this.gallery.images.filter(i => i.kind === kind).map(image => this.thumb(image)));
     }
     this.show(this.telling());
+  }
+
+  // Whose pictures these are, and why, where another run is chosen that has none.
+  name(other = null) {
+    const title = this.titles[this.galleries.indexOf(this.gallery)];
+    const why = other && (other.method === "plain" ? "A plain network computes everywhere; " : `There are no pictures of ${other.title}; `);
+    document.getElementById("gallery-of").replaceChildren(why ? `${why}these are of ` : "Of ", element("b", { textContent: title }), ".");
+  }
+
+  // The same in the colours that now hold.
+  recolour() {
+    for (const [button, image] of this.thumbs) button.firstChild.lastChild.replaceWith(heat(this.gallery, image));
+    this.draw();
   }
 
   // Begin where there is most to see: an image, a block and a unit with about two fifths of it active.
@@ -144,15 +172,19 @@ class Viewer {
     const size = this.stage.width, context = this.stage.getContext("2d");
     context.imageSmoothingEnabled = false;
     context.drawImage(this.raster, 0, 0, size, size);
-    context.fillStyle = colour("--halted");
-    context.globalAlpha = .85;
+    const fade = colour("--halted"), hatch = hatching(context);
     let active = 0;
     for (let i = 0; i < h * w; i++) {
       if (steps[i] >= this.unit) { active++; continue; }
       const top = Math.round(Math.floor(i / w) * size / h), left = Math.round(i % w * size / w);
-      context.fillRect(left, top, Math.round((i % w + 1) * size / w) - left, Math.round((Math.floor(i / w) + 1) * size / h) - top);
+      const place = [left, top, Math.round((i % w + 1) * size / w) - left, Math.round((Math.floor(i / w) + 1) * size / h) - top];
+      context.globalAlpha = .8;
+      context.fillStyle = fade;
+      context.fillRect(...place);
+      context.globalAlpha = 1;
+      context.fillStyle = hatch;
+      context.fillRect(...place);
     }
-    context.globalAlpha = 1;
     if (this.position) {
       context.strokeStyle = colour("--accent");
       context.lineWidth = 3;
@@ -174,7 +206,7 @@ class Viewer {
   probe() {
     const host = document.getElementById("probe"), [h, w] = this.gallery.sizes[this.block], L = this.gallery.units;
     if (!this.position) {
-      host.replaceChildren(element("p", { className: "note", textContent: "Point at the picture to see when and why a position halts." }));
+      host.replaceChildren(element("p", { className: "note", textContent: "Point at the picture or touch it, or go to it with Tab and move with the arrow keys, to see when and why a position halts." }));
       return;
     }
     const at = this.position[0] * w + this.position[1], steps = this.steps[this.block][at];

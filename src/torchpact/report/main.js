@@ -16,10 +16,17 @@ function tile(value, words, main = false) {
   return element("div", { className: `tile${main ? " main" : ""}` }, element("b", { textContent: value }), element("span", { textContent: words }));
 }
 
+// A title that does not break within "τ = 0.01".
+const unbroken = title => title.split(/(\S+ = \S+)/).map((part, i) => i % 2 ? element("span", { textContent: part }) : part);
+
 function partner(run) {
   if (run.method === "plain" || run.units === null) return null;
   const plain = DATA.runs.filter(r => r.method === "plain" && r.units === run.units && r.results.plain && r.width === run.width);
   return plain.find(r => r.seed === run.seed) || plain[0] || null;
+}
+
+function onImages({ images: here }, { images: there }) {
+  return known(here) && known(there) && here !== there ? `, measured on ${here.toLocaleString("en")} images and on ${there.toLocaleString("en")}` : "";
 }
 
 function headline() {
@@ -37,9 +44,9 @@ function headline() {
   }
   if (run.status !== "finished") tiles.push(tile(percent(run.iteration / run.iterations, 0), `of training done (${run.iteration.toLocaleString("en")} iterations)`));
   document.getElementById("headline").replaceChildren(...tiles);
-  document.getElementById("title").textContent = run.title;
+  document.getElementById("title").replaceChildren(...unbroken(run.title));
   const parts = [];
-  if (found && plain && known(found.accuracy) && known(plain.results.plain.accuracy)) parts.push(`${signed(100 * (found.accuracy - plain.results.plain.accuracy), 2)} points against the plain network it is compared with, in ${spoken(mode)} mode.`);
+  if (found && plain && known(found.accuracy) && known(plain.results.plain.accuracy)) parts.push(`${signed(100 * (found.accuracy - plain.results.plain.accuracy), 2)} points against the plain network it is compared with, in ${spoken(mode)} mode${onImages(found, plain.results.plain)}.`);
   else if (found) parts.push(mode === "plain" ? "Runs all of its units everywhere." : `Evaluated in ${spoken(mode)} mode.`);
   if (run.status !== "finished") parts.push("Still training, or interrupted: these are the newest numbers there are.");
   if (run.note) parts.push(run.note);
@@ -54,7 +61,7 @@ function points(value) {
       if (!known(x) || !known(m.accuracy)) continue;
       found.push({
         x, y: 100 * m.accuracy, kind: KINDS[mode] || "circle", hollow: mode === "plain", on: index === chosen,
-        label: mode === mainMode(run) ? run.label : "", choose: () => choose(index),
+        label: mode === mainMode(run) ? run.label : "", key: `${index} ${mode}`, choose: () => choose(index),
         tip: `${run.title}\n${mode}: ${percent(m.accuracy)}` + (m.flops ? `, ${(m.flops / 1e6).toFixed(1)} MFLOPs` : "") +
           (run.timing && run.timing.modes[mode] ? `\n${(1000 * run.timing.modes[mode]).toFixed(3)} ms an image` : ""),
       });
@@ -76,7 +83,8 @@ function tradeoff() {
   }
   const modes = new Set(DATA.runs.flatMap(run => Object.keys(run.results)));
   const names = { plain: "○ plain", thresholded: "● thresholded", discrete: "▲ discrete", relaxed: "◆ relaxed", act: "■ ACT" };
-  document.getElementById("legend").textContent = `Test accuracy in %. ${Object.keys(names).filter(m => modes.has(m)).map(m => names[m]).join("   ")}`;
+  document.getElementById("legend").textContent = `Test accuracy in %. ${Object.keys(names).filter(m => modes.has(m)).map(m => names[m]).join("   ")}` +
+    (unevenly() ? ". Not all were measured on as many images: see the table of runs." : "");
 }
 
 function training() {
@@ -100,11 +108,14 @@ function training() {
   document.getElementById("training").hidden = !DATA.runs.some(run => run.history.length);
 }
 
+// Whether runs were measured on different numbers of images.
+const unevenly = () => new Set(DATA.runs.flatMap(run => Object.values(run.results)).map(m => m.images).filter(known)).size > 1;
+
 function table() {
   const measures = new Set(DATA.runs.map(run => run.text ? "bits per character" : "accuracy"));
   const measured = (run, m) => run.text ? fixed(m.bits_per_character, 3) + (measures.size > 1 ? " bits" : "") : percent(m.accuracy);
-  const head = ["run", "mode", [...measures].join(" or "), "MFLOPs", "of plain", "ms an image", "units by block", "seed", "status"];
-  const numbers = new Set([2, 3, 4, 5]), hidden = new Set(DATA.runs.some(run => run.timing) ? [] : [5]);
+  const head = ["run", "mode", [...measures].join(" or "), "MFLOPs", "of plain", "ms an image", "units by block", "images", "seed", "status"];
+  const numbers = new Set([2, 3, 4, 5, 7]), hidden = new Set([...DATA.runs.some(run => run.timing) ? [] : [5], ...unevenly() ? [] : [7]]);
   const cell = (kind, text, i) => element(kind, { textContent: text, className: numbers.has(i) ? "number" : "" });
   const rows = [element("tr", {}, ...head.map((text, i) => cell("th", text, i)).filter((_, i) => !hidden.has(i)))];
   DATA.runs.forEach((run, index) => {
@@ -113,10 +124,11 @@ function table() {
       const time = run.timing && run.timing.modes[mode], steps = m && m.steps != null && [m.steps].flat();
       const cells = ["", mode, m ? measured(run, m) : "", m && m.flops ? (m.flops / 1e6).toFixed(1) : "",
         m && m.flops && run.plain_flops ? percent(m.flops / run.plain_flops, 0) : "", time ? (1000 * time).toFixed(3) : "",
-        steps ? steps.map(s => fixed(s, 2)).join("  ") || "all" : "", first ? "" : run.seed, first ? "" : run.status === "finished" ? "finished" : `${run.iteration} of ${run.iterations}`];
+        steps ? steps.map(s => fixed(s, 2)).join("  ") || "all" : "", m && known(m.images) ? m.images.toLocaleString("en") : "", first ? "" : run.seed, first ? "" : run.status === "finished" ? "finished" : `${run.iteration} of ${run.iterations}`];
       const row = element("tr", { className: index === chosen ? "on" : "" }, ...cells.map((text, i) => cell("td", text, i)).filter((_, i) => !hidden.has(i)));
       if (!first) {
         const button = element("button", { type: "button", textContent: run.title, title: run.folder });
+        button.dataset.key = index;
         button.addEventListener("click", () => choose(index));
         row.firstChild.append(button);
       }
@@ -124,20 +136,41 @@ function table() {
     });
   });
   document.getElementById("runs").replaceChildren(element("tbody", {}, ...rows));
+  hintAtMore();
+}
+
+function hintAtMore() {
+  const { scrollWidth, clientWidth } = document.getElementById("table");
+  document.getElementById("table-hint").hidden = scrollWidth <= clientWidth;
 }
 
 function choose(index, fromViewer = false) {
   chosen = index;
-  render();
-  const own = DATA.galleries.findIndex(g => g.run === index);
-  if (viewer && !fromViewer && own >= 0) viewer.network(own);
+  keepingFocus(render);
+  if (viewer && !fromViewer) follow();
+}
+
+// Show the pictures of the chosen run; where it has none, say whose remain.
+function follow() {
+  const own = DATA.galleries.findIndex(g => g.run === chosen);
+  if (own >= 0) viewer.network(own);
+  else viewer.name(DATA.runs[chosen]);
+}
+
+// Drawing replaces marks and rows: the one that had the focus gives it to its successor.
+function keepingFocus(draw) {
+  const held = document.activeElement, { key } = held.dataset, host = held.closest("[id]");
+  draw();
+  if (key === undefined || held.isConnected) return;
+  const successor = [...host.querySelectorAll("[data-key]")].find(e => e.dataset.key === key);
+  if (successor) successor.focus({ preventScroll: true });
 }
 
 function render() { headline(); tradeoff(); training(); table(); }
 
 function theme(name) {
   document.documentElement.dataset.theme = name;
-  if (viewer) viewer.network(viewer.galleries.indexOf(viewer.gallery));
+  if (viewer) viewer.recolour();
 }
 
 const dark = window.matchMedia("(prefers-color-scheme: dark)");
@@ -149,10 +182,9 @@ render();
 if (DATA.galleries.length) {
   document.getElementById("gallery-section").hidden = false;
   viewer = new Viewer(DATA.galleries, DATA.galleries.map(g => DATA.runs[g.run].title), run => choose(run, true));
-  const own = DATA.galleries.findIndex(g => g.run === chosen);
-  if (own > 0) viewer.network(own);
+  follow();
 }
 let resized;
-window.addEventListener("resize", () => { clearTimeout(resized); resized = setTimeout(() => { tradeoff(); training(); }, 100); });
+window.addEventListener("resize", () => { clearTimeout(resized); resized = setTimeout(() => { keepingFocus(() => { tradeoff(); training(); }); hintAtMore(); }, 100); });
 document.getElementById("footer").textContent = DATA.footer;
 document.documentElement.dataset.ready = "true";

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from torchpact._files import write_whole
+from torchpact.report.naming import told_apart
 
 SCRIPTS = ("charts.js", "gallery.js", "main.js")
 
@@ -17,7 +18,7 @@ def write_page(
 ) -> Path:
     """Write the page about ``runs``; each gallery has the index of its run as "run"."""
     data = {
-        "runs": list(runs),
+        "runs": told_apart(runs),
         "galleries": list(galleries),
         "chosen": _first_adaptive(runs),
         "footer": footer,

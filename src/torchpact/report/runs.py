@@ -7,6 +7,7 @@ from typing import Any
 
 from torchpact.model_card import plain_flops
 from torchpact.models import ResNet
+from torchpact.report.naming import traits
 from torchpact.training import CheckpointError, SequenceTrainConfig, TrainConfig
 from torchpact.training.checkpoint import load_model
 from torchpact.training.run_files import RunFiles
@@ -44,6 +45,7 @@ def read_run(folder: Path) -> RunReport:
         "folder": str(folder),
         "title": title(config),
         "label": label(config),
+        "traits": traits(config, title(config), folder),
         "method": config.method,
         "text": isinstance(config, SequenceTrainConfig) and config.is_text,
         "seed": config.seed,
