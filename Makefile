@@ -38,7 +38,7 @@ demo: install ## a pretrained ResNet becomes adaptive, in minutes on a CPU; writ
 
 docs: install ## the documentation site, in site/
 	$(BIN)/mkdocs build --strict --quiet
-	@echo "open site/index.html"
+	@echo "$(BIN)/mkdocs serve shows it at http://127.0.0.1:8000 (searching needs a server)"
 
 clean: ## remove what make has made
 	rm -rf $(VENV) site demo .mypy_cache .ruff_cache .pytest_cache .hypothesis

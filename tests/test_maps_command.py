@@ -87,6 +87,55 @@ def test_without_any_image_that_can_be_read_nothing_is_drawn(run, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
+def test_titles_differ_where_networks_do(run, tmp_path):
+    small, deep = checkpoint(tmp_path / "a"), checkpoint(tmp_path / "b", units=3)
+    for models, titles in (
+        ((small, deep), ["ResNet-14, PSACT, τ = 0.01", "ResNet-20, PSACT, τ = 0.01"]),
+        ((small, small), ["PSACT, τ = 0.01 (1)", "PSACT, τ = 0.01 (2)"]),
+    ):
+        chosen = [part for model in models for part in ("--model", model)]
+        _, printed, _ = run(*chosen, "--count", 1, "-o", tmp_path / "out", "--json")
+        assert [one["title"] for one in json.loads(printed)["networks"]] == titles
+
+
+def test_a_network_evaluated_as_another_kind_is_said_to_be(run, tmp_path):
+    psact, sact = checkpoint(tmp_path), checkpoint(tmp_path, "act")
+    for mode, titles in {
+        "act": ["PSACT, τ = 0.01, evaluated as ACT", "SACT, τ = 0.01"],
+        "relaxed": ["PSACT, τ = 0.01", "SACT, τ = 0.01, evaluated relaxed"],
+    }.items():
+        arguments = ("--model", psact, "--model", sact, "--mode", mode, "--count", 1, "-o", tmp_path / "out")
+        _, printed, _ = run(*arguments, "--json")
+        assert [one["title"] for one in json.loads(printed)["networks"]] == titles
+
+
+def test_a_file_given_twice_is_drawn_twice(run, tmp_path):
+    model, file = checkpoint(tmp_path), tmp_path / "grey.jpg"
+    Image.new("L", (50, 50), 9).save(file)
+    _, printed, _ = run(file, file, "--model", model, "-o", tmp_path / "out", "--json")
+    (one,) = json.loads(printed)["networks"]
+    assert [image["image"] for image in one["images"]] == [str(file)] * 2
+
+
+def test_where_nothing_can_be_written_is_told_before_anything_is_computed(run, tmp_path, monkeypatch):
+    def no_maps(*_, **__):
+        raise AssertionError("computed before it was refused")
+
+    monkeypatch.setattr("torchpact.commands.maps.ponder_maps", no_maps)
+    model, file = checkpoint(tmp_path), tmp_path / "file"
+    file.touch()
+    for output in (file, file / "below"):
+        code, printed, err = run("--model", model, "--count", 1, "-o", output)
+        assert (code, printed) == (2, "")
+        assert err == f"torchpact: {output}: expected a folder for the figures, got a file ({file})\n"
+    monkeypatch.setattr("os.access", lambda *_: False)
+    _, _, err = run("--model", model, "--count", 1, "-o", tmp_path / "new")
+    assert err.startswith(
+        f"torchpact: {tmp_path / 'new'}: expected a folder that can be written in, got a prot"
+    )
+    assert not (tmp_path / "new").exists()
+
+
 def test_random_takes_another_seed_every_time_and_tells_it(run, tmp_path):
     model = checkpoint(tmp_path)
     arguments = ("--model", model, "--count", 1, "--random", "-o", tmp_path / "out")

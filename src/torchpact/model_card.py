@@ -4,9 +4,10 @@ import textwrap
 from dataclasses import replace
 from typing import Any
 
+from torchpact import models
 from torchpact.flops import max_flops
 from torchpact.models import ResNetConfig, build
-from torchpact.models.zoo import Entry
+from torchpact.models.zoo import FOLDER, Entry
 from torchpact.training import TrainConfig
 from torchpact.training.titles import title
 
@@ -21,9 +22,12 @@ datasets:
 """
 
 _DATA = """\
-CIFAR-10 (A. Krizhevsky: *Learning Multiple Layers of Features from Tiny Images*, 2009): trained on its
-50,000 training images, measured on {images:,} test images, which had no part in training. Images are
+CIFAR-10 (A. Krizhevsky: *Learning Multiple Layers of Features from Tiny Images*, 2009): trained on
+{trained}, measured on {images:,} test images, which had no part in training. Images are
 standardised one by one (`torchpact.data.standardize`)."""
+
+_ALL = 50_000
+"""Training images of CIFAR-10."""
 
 _LIMITS = """\
 Made to study adaptive computation, and to start from. It knows CIFAR-10's ten classes and 32×32 pixels,
@@ -39,7 +43,7 @@ def markdown(entry: Entry) -> str:
     config = TrainConfig.from_dict(entry.config)
     images = next(iter(entry.card["results"].values()))["images"]
     paragraphs = [
-        f"**Data.** {_DATA.format(images=images)}",
+        f"**Data.** {_DATA.format(trained=_trained_on(entry.card), images=images)}",
         f"**Recipe.** {_recipe(config, entry.card)}",
         f"**Stored** {_stored(entry.card)}",
         f"**Limits.** {_LIMITS}",
@@ -71,12 +75,32 @@ def _what(config: TrainConfig) -> str:
     return f"it decides for every {where}, block by block, how many residual units to run"
 
 
+def _trained_on(card: dict[str, Any]) -> str:
+    images = (card.get("data") or {}).get("images", _ALL)  # older cards, which have none, are of all
+    return f"{'' if images == _ALL else f'{images:,} of '}its {_ALL:,} training images"
+
+
 def _call(entry: Entry) -> str:
-    config = entry.network
-    adaptive, name = config.adaptive, entry.short_name
+    """How to load it: by the network's name where it has one, else by the entry's, or from its file."""
+    adaptive = entry.network.adaptive
+    maker = f"{'psact_' if adaptive else ''}resnet{entry.network.layers}"
     mode = "act" if entry.config["method"] == "act" else "thresholded"
-    arguments = f'mode="{mode}", pretrained="{name}"' if adaptive else f'pretrained="{name}"'
-    return f"model = tp.models.{'psact_' if adaptive else ''}resnet{config.layers}({arguments})"
+    if entry.path.parent != FOLDER:
+        lines = [
+            "from pathlib import Path",
+            "",
+            "import torchpact as tp",
+            "from torchpact.training.checkpoint import load_model",
+            "",
+            f'model, _ = load_model(Path("{entry.path.name}"))',
+            *([f'tp.use_mode(model, "{mode}")'] if adaptive else []),
+        ]
+        return "\n".join(lines)
+    if hasattr(models, maker):
+        first = f'mode="{mode}", ' if adaptive else ""
+        return f'model = tp.models.{maker}({first}pretrained="{entry.short_name}")'
+    last = f', mode="{mode}"' if adaptive else ""
+    return f'model = tp.models.zoo.load("{entry.name}"{last})'
 
 
 def _results(entry: Entry) -> str:

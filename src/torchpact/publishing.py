@@ -2,6 +2,7 @@
 
 import json
 import platform
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -56,6 +57,7 @@ def add_entry(run: Path, name: str, test: Images, folder: Path = zoo.FOLDER, *, 
         "change_of_accuracy": change,
         "warm_start": record.get("warm_start") is not None,
         "note": note,
+        "data": record.get("data"),
         "trained_on": record["versions"],
         "training_seconds": record["training_seconds"],
         "measured_on": {
@@ -80,7 +82,7 @@ def _finished(files: RunFiles) -> dict[str, Any]:
         raise ValueError(f"{files.folder}: expected the folder of a run, got one without run.json")
     try:
         record: dict[str, Any] = json.loads(files.run.read_text())
-        kind = _unfit(record, record["config"])
+        kind = _unfit(files, record, record["config"])
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{files.run}: expected what torchpact train writes, got {error!r}") from None
     if kind:
@@ -99,17 +101,27 @@ def _trained(files: RunFiles) -> tuple[ResNet, TrainConfig]:
     return model, config
 
 
-def _unfit(record: dict[str, Any], config: dict[str, Any]) -> str:
+def _unfit(files: RunFiles, record: dict[str, Any], config: dict[str, Any]) -> str:
     """Why no network of such a run belongs in the zoo, if so."""
     if "task" in config:
         return "for sequences"
     if record["status"] != "finished":
-        return f"that is {record['status']}"
+        return f"not finished (iteration {_reached(files):,} of {config['iterations']:,})"
     if config["method"] == "random":
         return "whose decisions are drawn by lot"
     if "versions" not in record or "training_seconds" not in record:  # as those of the demo
         return "that torchpact train did not make"
     return ""
+
+
+def _reached(files: RunFiles) -> int:
+    """The iteration that a run is known to have come to, by its history and its checkpoint."""
+    found = [0]
+    with suppress(OSError, ValueError, KeyError, TypeError):  # none yet, or a line half written
+        found.append(int(json.loads(files.history.read_text().rstrip().rpartition("\n")[2])["iteration"]))
+    with suppress(ValueError, KeyError, TypeError):
+        found.append(int(load_checkpoint(files.last).info["iteration"]))
+    return max(found)
 
 
 def _check_name(name: str) -> None:

@@ -69,7 +69,7 @@ def test_what_cannot_be_read_is_told_in_one_line(write, tmp_path):
     write(Image.new("F", (32, 32)), "float.tif")
     for name, message in {
         "none.png": "no such file",
-        ".": "not a file",
+        ".": "expected an image file, got a folder",
         "half.png": "not an image that can be read (image file is truncated",
         "text.png": "not an image",
         "empty.png": "not an image",

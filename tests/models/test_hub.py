@@ -1,12 +1,15 @@
 """The way to the Hugging Face hub and back, without a network."""
 
 import json
+import re
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 import torchpact as tp
 from tests.viz.networks import network
+from torchpact.model_card import markdown
 
 hub = pytest.importorskip("torchpact.models.hub", reason="needs huggingface_hub", exc_type=ImportError)
 
@@ -88,3 +91,84 @@ def test_a_repository_without_safetensors_is_refused_and_nothing_unpickled(monke
             model_id="somebody/network", revision=None, cache_dir=None, force_download=False,
             local_files_only=False, token=None, units=2,
         )  # fmt: skip
+
+
+@pytest.fixture
+def saved(tmp_path):
+    hub.HubResNet.of(network(adaptive=False, units=2)).save_pretrained(tmp_path)
+    return tmp_path
+
+
+def refusal(folder):
+    with pytest.raises(ValueError, match="expected") as told:
+        hub.HubResNet.from_pretrained(folder)
+    assert "\n" not in str(told.value)
+    return str(told.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"units": 3}, r"got 36 tensors \(blocks\.0\.steps\.2\.norm1\.weight, …\) missing$"),
+        ({"units": 1}, r"got 36 tensors \(blocks\.0\.steps\.1\..*, …\) too many$"),
+        ({"classes": 7}, r"got 2 tensors \(classifier\.weight, …\) of another shape$"),
+        ({"surprise": 7}, r"expected the settings of a network in config\.json, .*'surprise'"),
+    ],
+)
+def test_weights_of_another_network_than_the_configuration_are_refused(saved, change, told):
+    file = saved / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | change))
+    assert re.search(told, refusal(saved))
+
+
+def test_weights_that_lack_a_tensor_are_refused(saved):
+    file = saved / "model.safetensors"
+    weights = load_file(file)
+    del weights["classifier.bias"]
+    save_file(weights, file)
+    assert refusal(saved).endswith(
+        "expected the weights that config.json describes, got classifier.bias missing"
+    )
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "null"])
+def test_a_broken_configuration_is_told(saved, text):
+    (saved / "config.json").write_text(text)
+    assert refusal(saved).startswith(f"{saved}: expected the settings of a network in config.json, got ")
+
+
+def test_a_configuration_without_a_depth_is_not_that_of_the_default_network(saved):
+    (saved / "config.json").write_text("{}")
+    assert refusal(saved) == f"{saved}: expected config.json to say how many units a block has"
+
+
+def test_a_folder_that_lacks_a_file_is_told(saved, tmp_path_factory):
+    (saved / "config.json").unlink()
+    both = "expected config.json and model.safetensors"
+    assert refusal(saved) == f"{saved}: {both}, got model.safetensors"
+    empty = tmp_path_factory.mktemp("empty")
+    assert refusal(empty) == f"{empty}: {both}, got neither"
+
+
+def test_broken_weights_are_told(saved):
+    (saved / "model.safetensors").write_text("junk")
+    with pytest.raises(ValueError, match="not a readable safetensors file"):
+        hub.HubResNet.from_pretrained(saved)
+
+
+def test_a_network_of_the_zoo_takes_its_card_along_and_another_has_none(tmp_path):
+    model = tp.models.psact_resnet32("thresholded", pretrained="tau0.01")
+    hub.HubResNet.of(model).save_pretrained(tmp_path / "zoo")
+    card = (tmp_path / "zoo" / "README.md").read_text()
+    assert card.strip() == markdown(tp.models.zoo.find("resnet32-tau0.01")).strip()
+    with torch.no_grad():
+        model.classifier.bias.add_(0.01)
+    hub.HubResNet.of(model).save_pretrained(tmp_path / "zoo")
+    card = (tmp_path / "zoo" / "README.md").read_text()
+    assert "An adaptive ResNet-32 of torchpact" in card
+    assert "license: apache-2.0" in card
+    assert "More Information Needed" not in card
+    assert "accuracy" not in card
+    (tmp_path / "zoo" / "README.md").write_text("my own")
+    hub.HubResNet.of(model).save_pretrained(tmp_path / "zoo")
+    assert (tmp_path / "zoo" / "README.md").read_text() == "my own"

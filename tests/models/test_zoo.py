@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ from safetensors.torch import save_file
 
 import torchpact as tp
 from tests.training.small import config, images
-from torchpact import publishing
+from torchpact import model_card, publishing
 from torchpact.commands.common import network_file
 from torchpact.data import load_sample, standardize
 from torchpact.flops import max_flops
@@ -20,6 +21,7 @@ from torchpact.training.checkpoint import CheckpointError, load_checkpoint, load
 from torchpact.training.evaluate import evaluate, evaluate_modes
 
 ENTRIES = {entry.name: entry for entry in zoo.entries()}
+LAST = config("relaxed").iterations
 
 
 @pytest.fixture(scope="module")
@@ -136,8 +138,18 @@ def test_what_cannot_be_an_entry_is_refused(run, tmp_path, monkeypatch):
         publishing.add_entry(run, "a", test, tmp_path)
     record = json.loads((run / "run.json").read_text())
     (tmp_path / "run.json").write_text(json.dumps(record | {"status": "started"}))
-    with pytest.raises(ValueError, match="expected a finished run on images, got one that is started"):
+    unfinished = f"expected a finished run on images, got one not finished (iteration %s of {LAST})"
+    with pytest.raises(ValueError, match=re.escape(unfinished % 0)):
         publishing.add_entry(tmp_path, "a", test, tmp_path)
+    (tmp_path / "history.jsonl").write_text(
+        '{"kind": "train", "iteration": 1}\n{"kind": "train", "iteration": 2}\n'
+    )
+    with pytest.raises(ValueError, match=re.escape(unfinished % 2)):
+        publishing.add_entry(tmp_path, "a", test, tmp_path)
+    save_checkpoint(tmp_path / "last.safetensors", {}, {"iteration": 3})
+    with pytest.raises(ValueError, match=re.escape(unfinished % 3)):
+        publishing.add_entry(tmp_path, "a", test, tmp_path)
+    (tmp_path / "last.safetensors").unlink()
     assert not list(tmp_path.glob("*.safetensors"))
 
 
@@ -275,6 +287,44 @@ def test_the_plain_network_is_alike_in_all_but_deciding():
     said = [m["flops"] for m in entry.card["results"].values()]
     assert shares == [round(100 * flops / plain_flops(small.network)) for flops in said]
     assert min(shares) > 300  # they are of four times as many pixels
+
+
+def test_a_card_says_how_many_images_it_is_of(run, tmp_path):
+    entry = publishing.add_entry(run, "small", images("test", 32), tmp_path)
+    trained = json.loads((run / "run.json").read_text())["data"]
+    assert entry.card["data"] == trained
+    said = " ".join(entry.path.with_suffix(".md").read_text().split())
+    assert (
+        f"trained on {trained['images']:,} of its 50,000 training images, measured on 32 test images" in said
+    )
+    whole = dataclasses.replace(entry, card=entry.card | {"data": {"images": 50_000}})
+    assert "trained on its 50,000 training images" in " ".join(markdown(whole).split())
+
+
+def code_of(entry):
+    return markdown(entry).split("```")[1].removeprefix("python\n")
+
+
+@pytest.mark.parametrize("place", ["zoo", "elsewhere"])
+def test_the_code_on_a_card_loads_the_network(run, tmp_path, monkeypatch, place):
+    entry = publishing.add_entry(run, "small", images("test", 32), tmp_path)
+    monkeypatch.chdir(tmp_path)
+    if place == "zoo":
+        monkeypatch.setattr(model_card, "FOLDER", tmp_path)
+        monkeypatch.setattr(zoo, "find", lambda name: {"resnet14-small": entry}[name])
+    names = {"tp": tp}
+    exec(code_of(entry), names)
+    assert names["model"].config == entry.network
+    assert names["model"].blocks[0].mode == tp.Thresholded()
+
+
+@pytest.mark.parametrize("name", ["resnet32-plain", "resnet32-sact-tau0.01"])
+def test_the_code_on_the_card_of_a_named_network_calls_it_by_name(name):
+    names = {"tp": tp}
+    code = code_of(ENTRIES[name])
+    exec(code, names)
+    assert code.startswith(f"model = tp.models.{'psact_' if 'sact' in name else ''}resnet32(")
+    assert names["model"].config == ENTRIES[name].network
 
 
 def test_a_card_says_how_a_network_was_trained():

@@ -51,6 +51,33 @@ def test_blocks_share_one_scale_and_the_sum_has_its_own():
     assert titles == ["image", "block 1", "block 2", "sum over blocks"]
 
 
+def test_names_stand_beside_their_images():
+    names = ["a.png", "$x$.png", "a-holiday-by-the-sea-2016.jpeg"]
+    shown = ["a.png", "$x$.png", "a-holiday-…2016.jpeg"]
+    maps = made_up(3, 3, 9)
+    for sheet, columns in (
+        (compare_maps(images(3), [("PSACT", maps)], names=names), 2),
+        (show_blocks(images(3), maps, names=names), 4),
+    ):
+        with sheet as figure:
+            beside = [picture.axes.get_position() for picture in pictures(figure)][::columns]
+        assert [text.get_text() for text in figure.texts] == shown
+        for text, place in zip(figure.texts, beside, strict=True):
+            assert text.get_position()[1] == pytest.approx((place.y0 + place.y1) / 2)
+            assert 0 < place.x0 - text.get_position()[0] < 0.03
+
+
+def test_titles_of_more_lines_have_room():
+    heights = []
+    for title in ("PSACT", "ResNet-32\nPSACT\nevaluated as ACT"):
+        with compare_maps(images(1), [(title, made_up(1, 3, 9))]) as figure:
+            figure.draw_without_rendering()
+            extents = [axes.title.get_window_extent() for axes in figure.axes]
+            assert all(extent.y1 <= figure.bbox.height for extent in extents)
+        heights.append(figure.get_size_inches()[1])
+    assert heights[1] > heights[0]
+
+
 def test_maps_that_hardly_differ_are_not_stretched_over_all_colours():
     with compare_maps(images(1), [("PSACT", made_up(1, 9.9, 10.0))]) as figure:
         assert pictures(figure)[1].get_clim() == (8.0, 10.0)

@@ -163,5 +163,6 @@ def _show(before: dict[str, Any], after: dict[str, Any], times: dict[str, Any], 
     Console().print(
         f"Thresholded: {abs(saved):.0%} {'fewer' if saved >= 0 else 'more'} FLOPs at {points:+.1f} points, "
         f"{plain / times['modes']['thresholded']:.2f} times as fast. "
-        "In relaxed mode nothing is skipped: it is for training."
+        "In relaxed mode nothing is skipped: it is for training, and the second half of this training was "
+        "thresholded, which the units got used to."
     )

@@ -1,8 +1,11 @@
 """torchpact maps: where networks compute, drawn beside the image."""
 
 import json
+import os
 import secrets
 import sys
+import warnings
+from collections import Counter
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,7 +17,8 @@ from torchpact.commands.common import Device, find_network, load_test, pick_devi
 from torchpact.data import DataError, read_picture
 from torchpact.data.cifar10_formats import CLASSES
 from torchpact.models import ResNet
-from torchpact.training.titles import title_of
+from torchpact.training import TrainConfig
+from torchpact.training.titles import title, title_of
 from torchpact.viz import PonderMaps, compare_maps, ponder_maps, save, show_blocks
 
 MOST_IMAGES = 60
@@ -76,9 +80,11 @@ def maps(
             raise ValueError(f"expected a count of 1 to {MOST_IMAGES}, got {count}")
         chosen = load_test(data, torch.device("cpu")).random(count, seed)
         names, pixels = [CLASSES[label] for label in chosen.labels.tolist()], chosen.images
+    _check_folder(output)
     found = [ponder_maps(network.to(place), pixels.to(place), mode, seed=seed) for _, network, _ in networks]
-    titles = [title_of(config) for _, _, config in networks]
-    paths = _draw(pixels, titles, found, output)
+    titles = _titles([config for _, _, config in networks], mode)
+    paths = _draw(pixels, titles, found, output, [Path(name).name for name in names] if images else [])
+    titles = [title.replace("\n", ", ") for title in titles]
     results = [_numbers(*one, names) for one in zip(models, titles, found, strict=True)]
     files = [str(path) for path in paths]
     if as_json:
@@ -113,16 +119,39 @@ def _read(paths: list[Path], size: int) -> tuple[list[str], torch.Tensor, list[s
     """Read what can be read; return names, images, and what is wrong with the others."""
     if len(paths) > MOST_IMAGES:
         raise ValueError(f"expected at most {MOST_IMAGES} images, got {len(paths)}")
-    pixels: dict[str, torch.Tensor] = {}
+    pixels: list[tuple[str, torch.Tensor]] = []
     problems = []
     for path in paths:
         try:
-            pixels[str(path)] = read_picture(path, size)
+            pixels.append((str(path), read_picture(path, size)))
         except DataError as error:
             problems.append(str(error))
     if not pixels:
         raise DataError(_print_all_but_last(problems))
-    return list(pixels), torch.stack(list(pixels.values())), problems
+    return [name for name, _ in pixels], torch.stack([picture for _, picture in pixels]), problems
+
+
+def _check_folder(folder: Path) -> None:
+    """Refuse one that cannot be written in, before anything is computed; none is made yet."""
+    there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    if not there.is_dir():
+        raise ValueError(f"{folder}: expected a folder for the figures, got a file ({there})")
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise ValueError(f"{folder}: expected a folder that can be written in, got a protected one ({there})")
+
+
+def _titles(configs: list[TrainConfig], mode: str | None) -> list[str]:
+    """What networks are called, in lines: with their depths where these differ, and never two alike."""
+    depths = len({config.network.layers for config in configs}) > 1
+    titles = [title(config).replace(", ", "\n", 1) if depths else title_of(config) for config in configs]
+    if mode is not None:
+        kind = "as ACT" if mode == "act" else mode
+        titles = [
+            f"{one}\nevaluated {kind}" if (mode == "act") != (config.method == "act") else one
+            for one, config in zip(titles, configs, strict=True)
+        ]
+    alike = Counter(titles)
+    return [f"{one} ({n})" if alike[one] > 1 else one for n, one in enumerate(titles, start=1)]
 
 
 def _print_all_but_last(problems: list[str]) -> str:
@@ -133,12 +162,16 @@ def _print_all_but_last(problems: list[str]) -> str:
     return last
 
 
-def _draw(pixels: torch.Tensor, titles: list[str], found: list[PonderMaps], folder: Path) -> list[Path]:
-    with compare_maps(pixels, list(zip(titles, found, strict=True))) as figure:
-        paths = save(figure, folder, "maps")
-    for number, one in enumerate(found, start=1):
-        with show_blocks(pixels, one) as figure:
-            paths += save(figure, folder, "maps-blocks" if len(found) == 1 else f"maps-blocks-{number}")
+def _draw(
+    pixels: torch.Tensor, titles: list[str], found: list[PonderMaps], folder: Path, names: list[str]
+) -> list[Path]:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph")  # of names in letters that the font lacks
+        with compare_maps(pixels, list(zip(titles, found, strict=True)), names=names) as figure:
+            paths = save(figure, folder, "maps")
+        for number, one in enumerate(found, start=1):
+            with show_blocks(pixels, one, names=names) as figure:
+                paths += save(figure, folder, "maps-blocks" if len(found) == 1 else f"maps-blocks-{number}")
     return paths
 
 

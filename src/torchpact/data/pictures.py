@@ -24,7 +24,8 @@ def read_picture(path: Path, size: int = 32) -> Tensor:
     torchpact.data.files.DataError: nowhere.png: no such file
     """
     if not path.is_file():
-        raise DataError(f"{path}: {'not a file' if path.exists() else 'no such file'}")
+        got = f"expected an image file, got {'a folder' if path.is_dir() else 'something else'}"
+        raise DataError(f"{path}: {got if path.exists() else 'no such file'}")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about damage that can be read around, and sizes

@@ -1,23 +1,47 @@
 """Networks on the Hugging Face hub: ``save_pretrained``, ``from_pretrained``, ``push_to_hub``.
 
-Needs the package huggingface_hub (``pip install torchpact[hub]``), whose mixin does the work; the weights are
-a safetensors file, and no other; the configuration is config.json beside it.
+Needs the package huggingface_hub (``pip install ".[hub]"``, from a clone), whose mixin does the work; the
+weights are a safetensors file, and no other; the configuration is config.json beside it.
 """
 
+import json
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+
 try:
-    from huggingface_hub import PyTorchModelHubMixin
+    from huggingface_hub import ModelCard, PyTorchModelHubMixin
 except ImportError:
     raise ImportError(
-        "expected the package huggingface_hub to be installed (pip install torchpact[hub])"
+        'expected the package huggingface_hub to be installed (pip install ".[hub]", from a clone)'
     ) from None
 
+from torchpact.models import zoo
 from torchpact.models.config import ResNetConfig
 from torchpact.models.resnet import ResNet
 from torchpact.modes import MODES, Mode
+
+_FILES = ("config.json", "model.safetensors")
+
+_CARD = """\
+---
+{data}
+---
+
+{kind} ResNet-{layers} of torchpact, an implementation of *Probabilistic Adaptive Computation Time*
+(M. Figurnov, A. Sobolev, D. Vetrov, 2018). What it was trained on, and how well it does, is for its
+maker to say.
+
+```python
+from torchpact.models.hub import HubResNet
+
+model = HubResNet.from_pretrained("this repository, or a folder")
+```
+"""
 
 
 class HubResNet(
@@ -55,12 +79,96 @@ class HubResNet(
     ) -> str | None:
         """As the mixin does, in the mode the network is in now rather than the one it was made in."""
         config = _settings(self) if config is None else config
+        card = Path(save_directory) / "README.md"
+        # the mixin keeps a card that is there; one of the zoo would be of another network
+        if card.is_file() and card.read_text(encoding="utf-8").strip() in _cards():
+            card.unlink()
         saved: str | None = super().save_pretrained(save_directory, config=config, **options)
         return saved
 
     @classmethod
+    def from_pretrained(
+        cls, pretrained_model_name_or_path: str | Path, *, strict: bool = True, **options: Any
+    ) -> "HubResNet":
+        """As the mixin does, but what is missing, broken, or does not fit is told in one line."""
+        place = pretrained_model_name_or_path
+        if Path(place).is_dir() and not all((Path(place) / name).is_file() for name in _FILES):
+            got = [name for name in _FILES if (Path(place) / name).is_file()]
+            raise ValueError(f"{place}: expected {' and '.join(_FILES)}, got {got[0] if got else 'neither'}")
+        try:
+            model: HubResNet = super().from_pretrained(place, strict=strict, **options)
+        except (json.JSONDecodeError, UnicodeDecodeError, AttributeError, TypeError) as error:
+            told = " ".join(str(error).split())
+            raise ValueError(
+                f"{place}: expected the settings of a network in config.json, got {told}"
+            ) from error
+        return model
+
+    def generate_model_card(self, *args: Any, **options: Any) -> Any:
+        """The card of the zoo for a network that is in it; of another nothing is said but what it is."""
+        # training builds on models: at the top of the file this would be a circle
+        from torchpact.model_card import markdown
+
+        entry = _in_the_zoo(self)
+        if entry is not None:
+            return ModelCard(markdown(entry))
+        data = self._hub_mixin_info.model_card_data.to_yaml()
+        kind = "An adaptive" if self.config.adaptive else "A plain"
+        return ModelCard(_CARD.format(data=data, kind=kind, layers=self.config.layers))
+
+    @classmethod
+    def _from_pretrained(cls, *, model_id: str, **options: Any) -> Any:
+        if "units" not in options:  # a repository without config.json would give the default network
+            raise ValueError(f"{model_id}: expected config.json to say how many units a block has")
+        return super()._from_pretrained(model_id=model_id, **options)
+
+    @classmethod
+    def _load_as_safetensor(cls, model: Any, model_file: str, map_location: str, strict: bool) -> Any:
+        try:
+            weights = load_file(model_file, device=str(map_location))
+        except SafetensorError as error:
+            raise ValueError(f"{model_file}: not a readable safetensors file ({error})") from error
+        if strict:
+            _check_fit(model_file, model, weights)
+        model.load_state_dict(weights, strict=strict)
+        return model.to(map_location).eval()
+
+    @classmethod
     def _load_as_pickle(cls, model: Any, model_file: str, map_location: str, strict: bool) -> Any:
         raise ValueError(f"expected weights as model.safetensors, got {Path(model_file).name} alone")
+
+
+def _check_fit(file: str, model: ResNet, weights: dict[str, torch.Tensor]) -> None:
+    """Refuse weights of another network than config.json describes."""
+    wanted = model.state_dict()
+    shapes = [name for name in wanted if name in weights and weights[name].shape != wanted[name].shape]
+    found = {
+        "missing": [name for name in wanted if name not in weights],
+        "too many": [name for name in weights if name not in wanted],
+        "of another shape": shapes,
+    }
+    told = [f"{_some(names)} {what}" for what, names in found.items() if names]
+    if told:
+        raise ValueError(f"{file}: expected the weights that config.json describes, got {', '.join(told)}")
+
+
+def _some(names: list[str]) -> str:
+    return names[0] if len(names) == 1 else f"{len(names)} tensors ({names[0]}, …)"
+
+
+def _in_the_zoo(model: ResNet) -> zoo.Entry | None:
+    """The entry that has these very weights."""
+    ours = model.state_dict()
+    for entry in zoo.entries():
+        if entry.network == model.config:
+            theirs = zoo.load(entry.name).state_dict()
+            if all(torch.equal(ours[name].cpu(), theirs[name]) for name in ours):
+                return entry
+    return None
+
+
+def _cards() -> set[str]:
+    return {entry.path.with_suffix(".md").read_text(encoding="utf-8").strip() for entry in zoo.entries()}
 
 
 def _settings(model: ResNet) -> dict[str, Any]:

@@ -101,6 +101,6 @@ def summary_writer() -> Any:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
         raise ValueError(
-            "expected the package tensorboard to be installed (pip install torchpact[train])"
+            'expected the package tensorboard to be installed (pip install ".[train]", from a clone)'
         ) from None
     return SummaryWriter

@@ -45,7 +45,7 @@ def blank(size: tuple[float, float], layout: Literal["constrained"] | None = Non
         from matplotlib.figure import Figure
     except ImportError:
         raise ValueError(
-            "expected the package matplotlib to be installed (pip install torchpact[plot])"
+            'expected the package matplotlib to be installed (pip install ".[plot]", from a clone)'
         ) from None
     # not by pyplot, whose figures and style are everybody's
     with matplotlib.rc_context(_STYLE):

@@ -27,15 +27,24 @@ MARGIN = 0.1
 BAR = 0.12
 LABELS = 0.6
 """To the right of a colour bar."""
+NAME = 0.16
+"""Of a name, upright beside its image."""
+LETTERS = 20
+"""Of a name that are shown: as many as an image is high."""
 
 
 @contextmanager
 def compare_maps(
-    images: Tensor, networks: Sequence[tuple[str, PonderMaps]], *, across: int = 2
+    images: Tensor,
+    networks: Sequence[tuple[str, PonderMaps]],
+    *,
+    across: int = 2,
+    names: Sequence[str] = (),
 ) -> Iterator["Figure"]:
     r"""Each image and the sum of its maps by every network, ``across`` images in a row (fig. 6).
 
-    ``networks`` are titles and maps, which share one colour scale.
+    ``networks`` are titles and maps, which share one colour scale; ``names`` are those of the images,
+    if given.
 
     >>> image = torch.zeros(1, 3, 2, 2, dtype=torch.uint8)
     >>> maps = PonderMaps([torch.ones(1, 2, 2)], torch.ones(1, 2, 2), "expected units")
@@ -48,12 +57,15 @@ def compare_maps(
     titles = ["image", *(f"{title}\n{maps.quantity}" for title, maps in networks)]
     across = min(across, len(images))
     rows = -(-len(images) // across)
-    group = len(titles) * (SIDE + GAP) - GAP
+    indent = NAME if names else 0.0
+    group = indent + len(titles) * (SIDE + GAP) - GAP
     right = MARGIN + across * (group + WIDE)
-    with _sheet(right + BAR + LABELS, rows, lines=2) as sheet:
+    with _sheet(right + BAR + LABELS, rows, lines=1 + max(title.count("\n") for title in titles)) as sheet:
         for n, (image, *values) in enumerate(zip(images, *totals, strict=True)):
             row, place = divmod(n, across)
-            left = MARGIN + place * (group + WIDE)
+            left = MARGIN + place * (group + WIDE) + indent
+            if names:
+                sheet.name(names[n], left, row)
             for k, (picture, title) in enumerate(zip([image, *values], titles, strict=True)):
                 shown = sheet.show(picture, left + k * (SIDE + GAP), row, limits, title if row == 0 else "")
         sheet.bar(shown, right, "summed over blocks")
@@ -61,17 +73,19 @@ def compare_maps(
 
 
 @contextmanager
-def show_blocks(images: Tensor, maps: PonderMaps) -> Iterator["Figure"]:
+def show_blocks(images: Tensor, maps: PonderMaps, *, names: Sequence[str] = ()) -> Iterator["Figure"]:
     """Each image beside the map of every block, on one colour scale, and their sum, on another."""
     limits, total_limits = _limits(maps.blocks, 1), _limits([maps.total], len(maps.blocks))
-    names = ["image", *(f"block {k}" for k in range(1, len(maps.blocks) + 1))]
-    lefts = [MARGIN + k * (SIDE + GAP) for k in range(len(names))]
+    titles = ["image", *(f"block {k}" for k in range(1, len(maps.blocks) + 1))]
+    lefts = [MARGIN + (NAME if names else 0) + k * (SIDE + GAP) for k in range(len(titles))]
     bar = lefts[-1] + SIDE + GAP
     last = bar + BAR + LABELS
     with _sheet(last + SIDE + GAP + BAR + LABELS, len(images), lines=1) as sheet:
         for row, (image, *values, total) in enumerate(zip(images, *maps.blocks, maps.total, strict=True)):
-            for left, picture, name in zip(lefts, [image, *values], names, strict=True):
-                shown = sheet.show(picture, left, row, limits, "" if row else name)
+            if names:
+                sheet.name(names[row], lefts[0], row)
+            for left, picture, title in zip(lefts, [image, *values], titles, strict=True):
+                shown = sheet.show(picture, left, row, limits, "" if row else title)
             summed = sheet.show(total, last, row, total_limits, "" if row else "sum over blocks")
         sheet.bar(shown, bar, maps.quantity)
         sheet.bar(summed, last + SIDE + GAP, maps.quantity)
@@ -95,6 +109,15 @@ class _Sheet:
         low, high = limits
         return axes.imshow(values, cmap=COLORMAP, vmin=low, vmax=high, interpolation="nearest", aspect="auto")
 
+    def name(self, name: str, left: float, row: int) -> None:
+        """Put a name upright to the left of a picture."""
+        across, up = self.figure.get_size_inches()
+        middle = MARGIN + (self.rows - 1 - row) * (SIDE + GAP) + SIDE / 2
+        place = ((left - GAP / 2) / across, middle / up)
+        self.figure.text(
+            *place, _short(name), rotation=90, ha="right", va="center", fontsize=7, parse_math=False
+        )
+
     def bar(self, shown: "AxesImage", left: float, label: str) -> None:
         """Put up a colour bar, at most four pictures high."""
         height = min(self.rows, 4) * (SIDE + GAP) - GAP
@@ -114,6 +137,17 @@ def _sheet(width: float, rows: int, lines: int) -> Iterator[_Sheet]:
     height = MARGIN + rows * (SIDE + GAP) + lines * LINE + GAP
     with blank((round(width, 2), round(height, 2))) as figure:
         yield _Sheet(figure, rows)
+
+
+def _short(name: str) -> str:
+    """A name that is no longer than an image is high; what cannot be printed is a question mark.
+
+    >>> _short("a-holiday-by-the-sea-2016.jpeg")
+    'a-holiday-…2016.jpeg'
+    """
+    shown = "".join(letter if letter.isprintable() else "?" for letter in name)
+    half = LETTERS // 2
+    return shown if len(shown) <= LETTERS else f"{shown[:half]}…{shown[1 - half :]}"
 
 
 def _limits(maps: Sequence[Tensor], span: float) -> tuple[float, float]:

@@ -1,6 +1,6 @@
 """Compiling the kernel of the engine ``onchip`` with NVRTC; needs no GPU.
 
-By NVIDIA's ``cuda.core`` where that is installed (``pip install torchpact[cuda]``), else by the library that
+By NVIDIA's ``cuda.core`` where that is installed (``pip install ".[cuda]"``), else by the library that
 comes with PyTorch for CUDA. The user's cache keeps what was compiled.
 """
 
@@ -120,7 +120,7 @@ def _library() -> ctypes.CDLL:
         except OSError as error:
             problems.append(str(error))
     raise Unsupported(
-        f"onchip: expected NVRTC, as pip install torchpact[cuda] brings it, found none ({problems[-1]})"
+        f'onchip: expected NVRTC, as pip install ".[cuda]" brings it, found none ({problems[-1]})'
     )
 
 
