@@ -23,14 +23,15 @@ from gpu_timing import called
 from table import write_csv
 from torch import Tensor
 
-from torchpact.bench.dense import FoldedNet, dense_alternatives, plain_net
+from torchpact.bench.dense import FoldedNet, dense_alternatives, plain_config, plain_net
+from torchpact.bench.rows import percentile
 from torchpact.block import use_mode
 from torchpact.commands.common import find_network, load_test
 from torchpact.data import Images
 from torchpact.engines import deploy
 from torchpact.engines.timing import in_turns
 from torchpact.flops import flops_from_ponders, max_flops
-from torchpact.models import ResNet
+from torchpact.models import ResNet, ResNetConfig
 from torchpact.training.inputs import as_input
 
 PRECISIONS = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -55,18 +56,12 @@ class DenseSpeeds:
 
     def __init__(self, compiling: bool) -> None:
         self.compiling = compiling
-        self.known: dict[tuple[int, ...], dict[str, Any]] = {}
-        self.ways: dict[tuple[int, ...], Callable[[], object]] = {}  # the best ones
-
-    @staticmethod
-    def key(model: ResNet, batch: int) -> tuple[int, ...]:
-        """Return what decides how fast a plain network is."""
-        config = model.config
-        return config.units, config.width, config.classes, batch
+        self.known: dict[tuple[ResNetConfig, int], dict[str, Any]] = {}
+        self.ways: dict[tuple[ResNetConfig, int], Callable[[], object]] = {}  # the best ones
 
     def __call__(self, model: ResNet, images: Tensor) -> dict[str, Any]:
         """Measure, or remember."""
-        key = self.key(model, len(images))
+        key = plain_config(model.config), len(images)
         if key not in self.known:
             plain = plain_net(model.config).cuda().to(images.dtype)
             ways = dense_alternatives(plain, FoldedNet(plain), images, self.compiling, called=True)
@@ -83,10 +78,10 @@ class DenseSpeeds:
 
     def latencies(self, model: ResNet, fast: Callable[[], object]) -> dict[str, float]:
         """Return those of a deployed network and of the best dense one, for single images."""
-        calls = {"": fast, "dense_": self.ways[self.key(model, 1)]}
-        times = {name: sorted(each) for name, each in in_turns(calls, seconds=1, least=20, most=400).items()}
+        calls = {"": fast, "dense_": self.ways[plain_config(model.config), 1]}
+        times = in_turns(calls, seconds=1, least=20, most=400)
         return {
-            f"{name}p{percent}_ms": round(1e3 * each[len(each) * percent // 100], 3)
+            f"{name}p{percent}_ms": round(1e3 * percentile(each, percent), 3)
             for name, each in times.items()
             for percent in (50, 90)
         }

@@ -14,10 +14,8 @@ results, too.
 """
 
 import argparse
-import contextlib
 import csv
 import re
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -31,7 +29,8 @@ from torchpact.training.titles import title
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-FIGURE = re.compile(r"images/((?:fig\d|rnn|baselines|dead-units|temperature|sact-heads|frontier)[\w-]*\.png)")
+FIGURES = ROOT / "results" / "fast" / "figures"
+FIGURE = re.compile(rf"images/((?:{'|'.join(EXPERIMENTS)})[\w-]*\.png)")
 REGION = re.compile(r"(<!-- table: (?P<what>[^>]*?) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
@@ -122,10 +121,9 @@ def main() -> None:
     check = parser.parse_args().check
     wanted = {page: filled(page.read_text()).encode() for page in PAGES}
     for name in FIGURE.findall("".join(text.decode() for text in wanted.values())):
-        wanted[ROOT / "docs" / "images" / name] = (ROOT / "results" / "fast" / "figures" / name).read_bytes()
-    with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(None):
-        for path in summary.draw(_archive("fast"), SCALES["fast"], [], Path(folder)):
-            wanted[ROOT / "results" / "fast" / "figures" / path.name] = path.read_bytes()
+        wanted[ROOT / "docs" / "images" / name] = (FIGURES / name).read_bytes()
+    for name, text in summary.files(summary.rows(_archive("fast"))).items():
+        wanted[FIGURES / name] = text.encode()
     for path, content in wanted.items():
         if path.exists() and path.read_bytes() == content:
             continue

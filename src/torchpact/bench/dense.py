@@ -27,15 +27,20 @@ class FoldedNet(nn.Module):
         return logits
 
 
+def plain_config(config: ResNetConfig) -> ResNetConfig:
+    """Return what decides how fast a plain network of equal depth and width is."""
+    sizes = {name: getattr(config, name) for name in ("units", "width", "classes", "image_size")}
+    return ResNetConfig(adaptive=False, **sizes)
+
+
 def plain_net(config: ResNetConfig) -> ResNet:
     """Return the network of equal depth and width that is not adaptive.
 
     >>> plain_net(ResNetConfig(units=2, width=2)).config.adaptive
     False
     """
-    sizes = {name: getattr(config, name) for name in ("units", "width", "classes", "image_size")}
     torch.manual_seed(0)
-    return build(ResNetConfig(adaptive=False, **sizes)).eval()
+    return build(plain_config(config)).eval()
 
 
 @torch.no_grad()

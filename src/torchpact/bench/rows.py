@@ -199,7 +199,7 @@ def _speeds(times: Mapping[str, list[float]], dense: Sequence[str], theory: floa
         "of_theory": round(speedup / theory, 2),
     }
     for percent in (50, 90, 99):
-        row[f"p{percent}_ms"] = round(1e3 * _percentile(ours, percent), 3) if batch == 1 else ""
+        row[f"p{percent}_ms"] = round(1e3 * percentile(ours, percent), 3) if batch == 1 else ""
     return row
 
 
@@ -207,10 +207,10 @@ def _ms(times: Sequence[float]) -> float:
     return round(1e3 * statistics.median(times), 3)
 
 
-def _percentile(times: Sequence[float], percent: int) -> float:
+def percentile(times: Sequence[float], percent: int) -> float:
     """Return the least time that so many percent do not exceed.
 
-    >>> _percentile([3.0, 1.0, 2.0, 4.0], 50)
+    >>> percentile([3.0, 1.0, 2.0, 4.0], 50)
     2.0
     """
     return sorted(times)[max(0, -(-len(times) * percent // 100) - 1)]

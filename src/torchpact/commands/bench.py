@@ -17,6 +17,7 @@ from rich.console import Console
 from torchpact._checks import check_count, check_number
 from torchpact._files import write_whole
 from torchpact.bench.blobs import with_blobs
+from torchpact.bench.dense import plain_config
 from torchpact.bench.figure import draw
 from torchpact.bench.rows import BlockBench, BottleneckBench, NetworkBench, Row, Setting
 from torchpact.commands.common import Device, find_network, pick_device
@@ -128,7 +129,7 @@ def _measure(
     known: dict[object, NetworkBench] = {}
 
     def of(config: ResNetConfig, images: torch.Tensor) -> NetworkBench:
-        key = config.units, config.width, config.classes, images.shape
+        key = plain_config(config), images.shape
         if key not in known:
             known[key] = NetworkBench(setting, config, images)
         return known[key]

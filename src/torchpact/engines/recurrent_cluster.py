@@ -9,7 +9,7 @@ Of a large batch, which graphs begin to read (``recurrent_gpu_lane``), clusters 
 
 import ctypes
 from collections.abc import Callable
-from ctypes import POINTER, Structure, byref, c_float, c_int, c_uint, c_void_p
+from ctypes import Structure, byref, c_float, c_int, c_void_p
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from torchpact import _state
 from torchpact.engines.folding import Unsupported
-from torchpact.engines.onchip.driver import _check, driver
+from torchpact.engines.onchip.driver import _check, clusters_at_once, driver
 from torchpact.engines.onchip.nvrtc import compiled
 from torchpact.engines.recurrent import KINDS
 from torchpact.engines.recurrent_gpu_call import Cell, Piece, Places, Result, UnderWay
@@ -38,7 +38,6 @@ fewer a cluster is faster at once, and graphs are not. In half precision cuBLAS 
 NUMBERS = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
 # of cuda.h
 _SHARED, _LARGE_CLUSTER = 8, 14  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_…, _NON_PORTABLE_CLUSTER_SIZE_ALLOWED
-_CLUSTER = 4  # CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
 
 
 class Shape(NamedTuple):
@@ -186,21 +185,6 @@ def _loaded(shape: Shape, device: torch.device) -> "Loaded":
     return Loaded(shape, device)
 
 
-class _Attribute(Structure):
-    _fields_ = (("id", c_uint), ("pad", c_uint), ("value", c_uint * 16))
-
-
-class _Config(Structure):
-    _fields_ = (
-        ("grid", c_uint * 3),
-        ("block", c_uint * 3),
-        ("shared_bytes", c_uint),
-        ("stream", c_void_p),
-        ("attributes", POINTER(_Attribute)),
-        ("count", c_uint),
-    )
-
-
 class Loaded:
     """A kernel on a device; ``at_once`` is how many clusters it can run at a time."""
 
@@ -222,20 +206,7 @@ class Loaded:
         _check(cuda.cuFuncSetAttribute(self.function, _SHARED, self.shape.shared_bytes))
         if self.shape.ctas > 8:
             _check(cuda.cuFuncSetAttribute(self.function, _LARGE_CLUSTER, 1))
-        self.at_once = self._count()
-
-    def _count(self) -> int:
-        attribute = _Attribute(id=_CLUSTER, value=(self.shape.ctas, 1, 1))
-        config = _Config(
-            grid=(self.shape.ctas, 1, 1),
-            block=(THREADS, 1, 1),
-            shared_bytes=self.shape.shared_bytes,
-            attributes=ctypes.pointer(attribute),
-            count=1,
-        )
-        found = c_int()
-        _check(driver().cuOccupancyMaxActiveClusters(byref(found), self.function, byref(config)))
-        return found.value
+        self.at_once = clusters_at_once(self.function, self.shape.ctas, THREADS, self.shape.shared_bytes)
 
     def __call__(self, args: Args, clusters: int) -> None:
         """Launch on the current stream of its device."""

@@ -71,18 +71,22 @@ def markdown(table: list[dict[str, Any]]) -> str:
 
 def draw(archive: Archive, scale: Scale, seeds: list[int], folder: Path) -> list[Path]:
     """The table as Markdown, which is printed too, and with more columns as CSV."""
-    table = rows(archive)
-    text, buffer = markdown(table), io.StringIO()
+    made = files(rows(archive))
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in made.items():
+        write_whole(folder / name, text.encode())
+    print(made["summary.md"])
+    return [folder / name for name in made]
+
+
+def files(table: list[dict[str, Any]]) -> dict[str, str]:
+    """What is written of the table, by the names of the files."""
+    buffer = io.StringIO()
     lines = [_flat(row) for row in table]
     writer = csv.DictWriter(buffer, fieldnames=list(lines[0]), lineterminator="\n")
     writer.writeheader()
     writer.writerows(lines)
-    folder.mkdir(parents=True, exist_ok=True)
-    paths = [folder / "summary.md", folder / "summary.csv"]
-    write_whole(paths[0], text.encode())
-    write_whole(paths[1], buffer.getvalue().encode())
-    print(text)
-    return paths
+    return {"summary.md": markdown(table), "summary.csv": buffer.getvalue()}
 
 
 def _short(value: Spread) -> str:

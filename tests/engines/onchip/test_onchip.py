@@ -69,6 +69,18 @@ def test_does_not_depend_on_the_order_of_warps_nor_on_the_layout_of_images():
         assert torch.equal(ponder.steps, other.steps)
 
 
+def take(monkeypatch, found, cuts):
+    """Let the engine take these plans, each cut so."""
+    made = [[replace(plan, **cut)] for plan, cut in zip(found, cuts, strict=True)]
+    monkeypatch.setattr("torchpact.engines.onchip.engine.candidates", lambda *_: made)
+
+
+def shared_by(*clusters):
+    """Cuts by which so many CTAs share an image, block by block."""
+    cut = {"n_tiles": 2, "m_tiles": 1, "warps": 8, "hold": True, "bordered": True}
+    return [cut | {"cluster": cluster} for cluster in clusters]
+
+
 HELD = {"n_tiles": 2, "hold": True, "tall": 2, "m_tiles": 1}
 
 
@@ -86,10 +98,7 @@ HELD = {"n_tiles": 2, "hold": True, "tall": 2, "m_tiles": 1}
     ],
 )
 def test_however_the_work_is_cut(monkeypatch, cuts):
-    made = [
-        replace(plan, **cut) for plan, cut in zip(plans((16, 32, 64), 16, 24, 10, True), cuts, strict=True)
-    ]
-    monkeypatch.setattr("torchpact.engines.onchip.engine.candidates", lambda *_: [[plan] for plan in made])
+    take(monkeypatch, plans((16, 32, 64), 16, 24, 10, True), cuts)
     model = tame(lively(2, units=3)).half()
     images = torch.randn(3, 3, 16, 24).half()
     logits, ponders = engine(model, reverse=True)(images)
@@ -180,14 +189,8 @@ def test_draws_and_scores_decisions_as_the_dense_engine_does():
 def test_ctas_that_share_an_image_give_what_one_gives(monkeypatch, clusters, settings, how):
     model = tame(lively(2, **settings)).half()
     images = torch.randn(2, 3, 16, 24).half()
-    adaptive = model.config.adaptive
-    made = [
-        replace(plan, cluster=cluster, n_tiles=2, m_tiles=1, warps=8, hold=True, bordered=True)
-        for plan, cluster in zip(
-            plans((16, 32, 64), 16, 24, 10, True, adaptive, batch=1), clusters, strict=True
-        )
-    ]
-    monkeypatch.setattr("torchpact.engines.onchip.engine.candidates", lambda *_: [[plan] for plan in made])
+    found = plans((16, 32, 64), 16, 24, 10, True, model.config.adaptive, batch=1)
+    take(monkeypatch, found, shared_by(*clusters))
     logits, ponders = engine(model, **how)(images)
     expected, references = reference(model, images)
     assert relative(logits, expected) < 1e-3
@@ -215,11 +218,7 @@ def test_ctas_whose_rows_have_halted_go_on_with_those_that_share_the_image(monke
     images[:, 0] = 5
     images[:, 0, :2], images[:, 0, 15, 3] = 10, 3
     images = images.half()
-    made = [
-        replace(plan, cluster=cluster, n_tiles=2, m_tiles=1, warps=8, hold=True, bordered=True)
-        for plan, cluster in zip(plans((16, 32, 64), 16, 16, 10, True, batch=1), (8, 8, 4), strict=True)
-    ]
-    monkeypatch.setattr("torchpact.engines.onchip.engine.candidates", lambda *_: [[plan] for plan in made])
+    take(monkeypatch, plans((16, 32, 64), 16, 16, 10, True, batch=1), shared_by(8, 8, 4))
     logits, ponders = engine(model, **how)(images)
     expected, references = reference(model, images)
     assert set(references[0].steps[0, 0, :, 3].tolist()) == {2, 3, 4}

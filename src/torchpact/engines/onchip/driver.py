@@ -54,6 +54,21 @@ def shared_limit(device: torch.device) -> int:
     return limit.value
 
 
+def clusters_at_once(function: c_void_p, ctas: int, threads: int, shared_bytes: int) -> int:
+    """Return how many clusters of so many CTAs a kernel can run at a time."""
+    attribute = Attribute(id=_CLUSTER, value=(ctas, 1, 1))
+    config = Config(
+        grid=(ctas, 1, 1),
+        block=(threads, 1, 1),
+        shared_bytes=shared_bytes,
+        attributes=ctypes.pointer(attribute),
+        count=1,
+    )
+    found = c_int()
+    _check(driver().cuOccupancyMaxActiveClusters(byref(found), function, byref(config)))
+    return found.value
+
+
 class LoadedBlock:
     """A block on a device; call it with its argument and the number of CTAs."""
 
@@ -70,7 +85,7 @@ class LoadedBlock:
         self.leave_to_shared(
             -(-100 * plan.ctas * (plan.shared_bytes + 1024) // (shared_limit(device) + 1024))
         )
-        if plan.cluster > 1 and not self._clusters_at_once():
+        if plan.cluster > 1 and not self._has_room():
             raise Unsupported(f"onchip: no room for clusters of {plan.cluster}")
 
     def leave_to_shared(self, percent: int) -> None:
@@ -106,15 +121,12 @@ class LoadedBlock:
             config.attributes, config.count = ctypes.pointer(self.attribute), 1
         return config
 
-    def _clusters_at_once(self) -> int:
-        attribute = Attribute(id=_CLUSTER, value=(self.plan.cluster, 1, 1))
-        config = Config.from_buffer_copy(self.config)
-        config.grid[0] = self.plan.cluster
-        config.attributes, config.count = ctypes.pointer(attribute), 1
-        found = c_int()
-        if driver().cuOccupancyMaxActiveClusters(byref(found), self.function, byref(config)):
-            return 0
-        return found.value
+    def _has_room(self) -> bool:
+        plan = self.plan
+        try:
+            return clusters_at_once(self.function, plan.cluster, self.threads, plan.shared_bytes) > 0
+        except RuntimeError:
+            return False
 
     def describe(self) -> dict[str, int]:
         """Return what the block takes of a multiprocessor."""
