@@ -136,9 +136,15 @@ def _recipe(config: TrainConfig, card: dict[str, Any]) -> str:
         else f"SGD with {'Nesterov ' if config.nesterov else ''}momentum {config.momentum:g}"
     )
     smoothing = f", label smoothing {config.label_smoothing:g}" if config.label_smoothing else ""
+    taught = (
+        f" ({config.distill:.0%} of the loss from a teacher's outputs, at temperature "
+        f"{config.distill_temperature:g})"
+        if config.distill
+        else ""
+    )
     versions = card["trained_on"]
     parts = [
-        f"{begun}; {how}{price}{ramp}; {config.iterations:,} iterations of {config.batch} images;",
+        f"{begun}; {how}{taught}{price}{ramp}; {config.iterations:,} iterations of {config.batch} images;",
         f"{optimizer}, learning rate {config.lr:g} {rate}, weight decay {config.weight_decay:g}{smoothing};",
         f"shifts of up to {config.pad} pixels, and flips; {config.precision}; seed {config.seed}. Trained in",
         f"{card['training_seconds'] / 60:.1f} minutes, perhaps beside other runs, on {versions['device']},",

@@ -34,8 +34,8 @@ def run(tmp_path_factory):
 @pytest.mark.parametrize(
     ("network", "names"),
     [
-        ("resnet32", ["plain", "tau0.005", "tau0.01", "sact-tau0.01"]),
-        ("resnet110", ["plain", "tau0.001", "tau0.005", "tau0.01", "sact-tau0.005"]),
+        ("resnet32", ["plain", "plain-strong", "tau0.005", "tau0.01", "tau0.02", "tau0.05", "sact-tau0.01"]),
+        ("resnet110", ["plain", "plain-strong", "tau0.001", "tau0.005", "tau0.01", "sact-tau0.005"]),
     ],
 )
 def test_the_zoo_has_plain_networks_several_prices_and_sact(network, names):
@@ -53,8 +53,7 @@ def test_an_entry_is_small_carries_its_card_and_was_measured_on_the_whole_test_s
 @pytest.mark.parametrize("entry", ENTRIES.values(), ids=list(ENTRIES))
 def test_an_entry_does_on_the_sample_about_what_its_card_says(entry):
     sample = load_sample("test")
-    if entry.network.units > 5:  # they take their time
-        sample = sample.random(200, seed=0)
+    sample = sample.random(200 if entry.network.units > 5 else 500, seed=0)  # they take their time
     mode = None if not entry.network.adaptive else "thresholded"
     measured = evaluate(zoo.load(entry.name), sample, mode)
     said = entry.card["results"]["thresholded" if mode else "plain"]
@@ -330,10 +329,13 @@ def test_the_code_on_the_card_of_a_named_network_calls_it_by_name(name):
 def test_a_card_says_how_a_network_was_trained():
     entry = ENTRIES["resnet32-tau0.01"]
     other = dataclasses.replace(
-        entry, config=entry.config | {"schedule": "cosine", "nesterov": True, "tau_ramp": 0.25}
+        entry,
+        config=entry.config | {"schedule": "cosine", "nesterov": True, "tau_ramp": 0.25, "distill": 0.9},
     )
     said = " ".join(markdown(other).split())
     assert "learning rate 0.1 as a cosine" in said
     assert "τ = 0.01 ramped in over 25% of training" in said
     assert "SGD with Nesterov momentum 0.9" in said
+    assert "(90% of the loss from a teacher's outputs, at temperature 4)" in said
     assert "Nesterov" not in markdown(entry)
+    assert "teacher" not in markdown(entry)

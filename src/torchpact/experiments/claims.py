@@ -221,7 +221,7 @@ def _thresholded(evidence: Evidence) -> tuple[Verdict, str]:
     def judge(worst: float) -> Verdict:
         return "holds" if worst < 0.3 else "partly" if worst < 1 else "does not hold"
 
-    return _drop(evidence, "relaxed", "discrete", judge)
+    return _drop(evidence, _fig5_settings(evidence, "relaxed"), "discrete", judge)
 
 
 @_claim("The probabilities of PSACT's latent variables saturate.", "section 5")
@@ -242,7 +242,15 @@ def _saturated(evidence: Evidence) -> tuple[Verdict, str]:
 
 @_claim("SACT evaluated thresholded loses at least 5 points of accuracy.", "supplement")
 def _sact_thresholded(evidence: Evidence) -> tuple[Verdict, str]:
-    return _drop(evidence, "act", "act", lambda worst: "holds" if worst >= 5 else "does not hold")
+    def judge(worst: float) -> Verdict:
+        return "holds" if worst >= 5 else "partly" if worst >= 1 else "does not hold"
+
+    with_norm = [
+        (f"ResNet-32, heads with batch norm, τ = {run.config.tau:g}", [run])
+        for _, run in variants.heads(evidence.scale, evidence.seeds[:1])
+        if run.config.network.halting_norm and evidence.archive.record(run) is not None
+    ]
+    return _drop(evidence, _fig5_settings(evidence, "act") + with_norm, "act", judge)
 
 
 @_claim("Maps of computation follow the object.", "fig. 6")
@@ -265,19 +273,24 @@ def _maps_follow(evidence: Evidence) -> tuple[Verdict, str]:
     return verdict, f"{kept}: {'; '.join(parts)}; {psact['images']} images"
 
 
+def _fig5_settings(evidence: Evidence, method: str) -> list[tuple[str, list[Run]]]:
+    return [
+        (f"ResNet-{depth}, τ = {tau:g}", runs)
+        for depth in (32, 110)
+        for tau, runs in evidence.fig5(depth, method).items()
+    ]
+
+
 def _drop(
-    evidence: Evidence, method: str, mode: str, judge: Callable[[float], Verdict]
+    evidence: Evidence, settings: list[tuple[str, list[Run]]], mode: str, judge: Callable[[float], Verdict]
 ) -> tuple[Verdict, str]:
     """What the thresholded mode loses to another, in points, setting by setting."""
     parts, drops = [], []
-    for depth in (32, 110):
-        for tau, runs in evidence.fig5(depth, method).items():
-            lost = [
-                100 * (evidence.results(r, mode)["accuracy"] - evidence.results(r, "thresholded")["accuracy"])
-                for r in runs
-            ]
-            drops += lost
-            parts.append(f"{spread(lost)} (ResNet-{depth}, τ = {tau:g})")
+    for name, runs in settings:
+        results = [(evidence.results(run, mode), evidence.results(run, "thresholded")) for run in runs]
+        lost = [100 * (other["accuracy"] - thresholded["accuracy"]) for other, thresholded in results]
+        drops += lost
+        parts.append(f"{spread(lost)} ({name})")
     if not drops:
         return "not measured yet", ""
     return judge(max(drops)), f"accuracy lost, points: {', '.join(parts)}"

@@ -64,6 +64,8 @@ def draw(archive: Archive, scale: Scale, seeds: list[int], folder: Path) -> list
                     {"tau": g[0].config.tau} | at_end(g, archive, mode) for g in groups
                 ]
                 numbers[f"ResNet-{depth}, {mode}"] = points
+                if not points:
+                    continue
                 color = COLORS["plain" if mode == "plain" else "relaxed"]
                 style = {"marker": "*", "linestyle": ""} if mode == "plain" else {"marker": "s"}
                 name = "plain" if mode == "plain" else "PSACT, thresholded"
