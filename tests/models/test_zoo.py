@@ -91,7 +91,11 @@ def test_deep_networks_are_loaded_by_name_too():
             {"pretrained": "tau7"},
             "of an adaptive ResNet-32 among tau0.005, tau0.01",
         ),
-        (tp.models.resnet32, {"pretrained": "tau0.01"}, "of a plain ResNet-32 among plain; got 'tau0.01'"),
+        (
+            tp.models.resnet32,
+            {"pretrained": "tau0.01"},
+            "of a plain ResNet-32 among plain, plain-strong; got 'tau0.01'",
+        ),
         (tp.models.psact_resnet32, {"pretrained": "tau0.01", "group": 2}, "expected group=1, as tau0.01"),
         (zoo.load, {"name": "vgg"}, "expected a network of the zoo among resnet32-plain"),
     ],
