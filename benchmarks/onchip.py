@@ -7,12 +7,14 @@ images beside that of the model in single precision (no TF32), and the share of 
 steps. For each batch: images a second of the deployed network, called as users call it, without details (it
 returns logits, steps and costs); of the plain network of equal depth by the same kernels (``itself_dense``)
 and by the best of eager, channels last, batch norms folded and torch.compile with max-autotune
-(``best_dense``), which is a CUDA graph into which the images are copied, in bfloat16. These are times of the
-device's clock, call after call. Of single images also the latency: milliseconds from a call until the device
-has done it, the two in turns, median and 90th percentile.
+(``best_dense``), which is a CUDA graph into which the images are copied, in bfloat16; and of the deployed
+network whose heads never halt (``never_halting``), so that nothing is skipped but the heads are paid for.
+These are times of the device's clock, call after call. Of single images also the latency: milliseconds from a
+call until the device has done it, the two in turns, median and 90th percentile.
 """
 
 import argparse
+import copy
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -32,6 +34,7 @@ from torchpact.engines import deploy
 from torchpact.engines.timing import in_turns
 from torchpact.flops import flops_from_ponders, max_flops
 from torchpact.models import ResNet, ResNetConfig
+from torchpact.models.units import HaltingHead
 from torchpact.training.inputs import as_input
 
 PRECISIONS = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -87,14 +90,26 @@ class DenseSpeeds:
         }
 
 
+def never_halting(model: ResNet) -> ResNet:
+    """The same network, but its heads are sure that it must go on."""
+    patient = copy.deepcopy(model)
+    for module in patient.modules():
+        if isinstance(module, HaltingHead):
+            module.linear.bias.fill_(-1e4)
+    return patient
+
+
 @torch.no_grad()
-def rows_of(name: str, data: Images, batches: list[int], dense: DenseSpeeds) -> Iterator[dict[str, Any]]:
-    model, config = find_network(name)
-    model = model.eval().cuda()
+def rows_of(
+    name: str, data: Images, batches: list[int], precisions: list[str], dense: DenseSpeeds
+) -> Iterator[dict[str, Any]]:
+    network = find_network(name)
+    model = network.model.eval().cuda()
     with use_mode(model, "thresholded", details=False):
         accuracy, flops, steps = on_test_images(model, data, torch.float32)
         share = flops / max_flops(plain_net(model.config), (1, 3, 32, 32))
-        for precision, dtype in PRECISIONS.items():
+        for precision in precisions:
+            dtype = PRECISIONS[precision]
             own = find_network(name)[0].eval().cuda().to(dtype)
             with use_mode(own, "thresholded", details=False):
                 for batch in batches:
@@ -102,12 +117,17 @@ def rows_of(name: str, data: Images, batches: list[int], dense: DenseSpeeds) -> 
                     images = images if len(images) == batch else images[:1024].repeat(batch // 1024, 1, 1, 1)
                     fast = deploy(own, images, engines=["onchip", "dense"])
                     row: dict[str, Any] = {"network": f"ResNet-{6 * model.config.units + 2}"}
-                    row |= {"masks": f"{config.method}, tau {config.tau:g}", "precision": precision}
+                    row |= {"masks": network.recipe, "precision": precision}
                     row |= {"batch": batch, "flops": round(share, 3)}
                     row |= {"engine": fast.report.measurements[-1].engine} | dense(model, images.bfloat16())
                     speed = 1e6 * batch / called(partial(fast, images))
                     row |= {"images_s": round(speed), "faster": round(speed / row["best_dense_images_s"], 2)}
                     row["of_theory_over_itself"] = round(speed / row["itself_dense_images_s"] * share, 2)
+                    patient = deploy(never_halting(own), images, engines=["onchip"])
+                    slow = 1e6 * batch / called(partial(patient, images))
+                    saved = max_flops(model, (1, 3, 32, 32)) / flops
+                    row |= {"never_halting_images_s": round(slow)}
+                    row["of_theory_over_never_halting"] = round(speed / slow / saved, 2)
                     row |= {"accuracy_fp32": accuracy}
                     if batch == 1:
                         row |= dense.latencies(model, partial(fast, images))
@@ -123,6 +143,7 @@ def main() -> None:
     parser.add_argument("networks", nargs="+")
     parser.add_argument("--data", type=Path)
     parser.add_argument("--batch", type=int, nargs="*", default=[1, 64, 1024, 8192])
+    parser.add_argument("--precision", nargs="*", choices=PRECISIONS, default=list(PRECISIONS))
     parser.add_argument("--quick", action="store_true", help="leave torch.compile out")
     parser.add_argument("--out", type=Path, default=Path(__file__).with_suffix(".csv"))
     arguments = parser.parse_args()
@@ -130,7 +151,7 @@ def main() -> None:
     data, dense = load_test(arguments.data, torch.device("cuda")), DenseSpeeds(not arguments.quick)
     rows: list[dict[str, Any]] = []
     for name in arguments.networks:
-        for row in rows_of(name, data, arguments.batch, dense):
+        for row in rows_of(name, data, arguments.batch, arguments.precision, dense):
             print(*row.values(), sep="\t", flush=True)
             rows.append(row)
             columns = list(dict.fromkeys(key for each in rows for key in each))

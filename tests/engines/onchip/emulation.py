@@ -4,6 +4,7 @@ import ctypes
 import shutil
 import subprocess
 import tempfile
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -89,6 +90,18 @@ def engine(model, mode=None, made=AsForMany, device=H200, **how):
     blocks = [FoldedBlock(block, mode) for block in model.blocks]
     check(model, blocks)
     return made(model, blocks, lambda plan: emulated(plan, **how), device)
+
+
+def take(monkeypatch, found, cuts):
+    """Let the engine take these plans, each cut so."""
+    made = [[replace(plan, **cut)] for plan, cut in zip(found, cuts, strict=True)]
+    monkeypatch.setattr("torchpact.engines.onchip.engine.candidates", lambda *_: made)
+
+
+def shared_by(*clusters):
+    """Cuts by which so many CTAs share an image, block by block."""
+    cut = {"n_tiles": 2, "m_tiles": 1, "warps": 8, "hold": True, "bordered": True}
+    return [cut | {"cluster": cluster} for cluster in clusters]
 
 
 def tame(model):

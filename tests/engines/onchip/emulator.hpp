@@ -18,6 +18,9 @@
 #define __cluster_dims__(...)
 #define __expf(x) std::exp(x)
 #define __fdividef(x, y) ((x) / (y))
+inline int __float2int_rn(float v) {
+    return v != v ? 0 : v >= 2147483648.0f ? 2147483647 : v <= -2147483648.0f ? -2147483647 - 1 : (int)std::nearbyint(v);
+}
 
 struct uint2 { unsigned x, y; };
 struct alignas(16) uint4 { unsigned x, y, z, w; };
@@ -159,6 +162,8 @@ template <class Do> void put_changed(int rank, int byte, Do change) {
     });
 }
 inline void put_and(int rank, int byte, unsigned v) { put_changed(rank, byte, [v](unsigned old) { return old & v; }); }
+inline void put_sum(int rank, int byte, int v) { put_changed(rank, byte, [v](unsigned old) { return old + v; }); }
+inline void add(int byte, int v) { put_sum(emulator::cta, byte, v); }
 inline void put_larger(int rank, int byte, unsigned v) {
     put_changed(rank, byte, [v](unsigned old) { return old > v ? old : v; });
 }

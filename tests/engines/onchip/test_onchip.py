@@ -7,7 +7,17 @@ import torch
 
 import torchpact as tp
 from tests.engines.networks import lively, relative, tell_heads
-from tests.engines.onchip.emulation import H200, counted, engine, needs_compiler, plans, reference, tame
+from tests.engines.onchip.emulation import (
+    H200,
+    counted,
+    engine,
+    needs_compiler,
+    plans,
+    reference,
+    shared_by,
+    take,
+    tame,
+)
 from torchpact.bench.blobs import with_blobs
 from torchpact.engines import Unsupported
 from torchpact.engines.onchip import OnChip
@@ -67,18 +77,6 @@ def test_does_not_depend_on_the_order_of_warps_nor_on_the_layout_of_images():
     for ponder, other in zip(ponders, others, strict=True):
         assert torch.equal(ponder.probs, other.probs)
         assert torch.equal(ponder.steps, other.steps)
-
-
-def take(monkeypatch, found, cuts):
-    """Let the engine take these plans, each cut so."""
-    made = [[replace(plan, **cut)] for plan, cut in zip(found, cuts, strict=True)]
-    monkeypatch.setattr("torchpact.engines.onchip.engine.candidates", lambda *_: made)
-
-
-def shared_by(*clusters):
-    """Cuts by which so many CTAs share an image, block by block."""
-    cut = {"n_tiles": 2, "m_tiles": 1, "warps": 8, "hold": True, "bordered": True}
-    return [cut | {"cluster": cluster} for cluster in clusters]
 
 
 HELD = {"n_tiles": 2, "hold": True, "tall": 2, "m_tiles": 1}
@@ -293,6 +291,20 @@ def test_few_images_are_shared_where_ctas_can_and_rows_suffice():
     assert clusters(1, size=16) == [[8, 4, 1], [8, 4, 1], [4, 1]]
     higher = candidates((16, 32, 64), 64, 16, 10, False, True, 1, H200)
     assert [max(plan.cluster for plan in each) for each in higher] == [1, 8, 8]
+
+
+def test_many_images_may_run_in_several_ways():
+    found = candidates((16, 32, 64), 32, 32, 10, False, True, 1024, H200)
+    cuts = [
+        [(plan.images, plan.ctas, plan.warps, plan.tall, plan.bordered) for plan in each] for each in found
+    ]
+    assert cuts == [
+        [(1, 2, 8, 2, True), (1, 2, 8, 2, False)],
+        [(2, 2, 8, 1, False), (1, 3, 4, 2, False)],
+        [(2, 2, 4, 1, True), (2, 3, 4, 2, True)],
+    ]
+    for plan in (plan for each in found for plan in each):
+        assert plan.ctas * (plan.shared_bytes + 1024) <= 228 * 1024
 
 
 def test_plans_of_cifar_leave_room_for_two_ctas():

@@ -166,7 +166,7 @@ def test_what_does_not_compile_is_not_compiled_again(monkeypatch):
     for batch in (4, 4):
         with pytest.raises(Unsupported, match="onchip: NVRTC failed"):
             fast(torch.zeros(batch, 3, 8, 8).half())
-    assert len(loaded) == 3
+    assert len(loaded) == len({*loaded}) == 4  # of the last block, both ways
 
 
 @pytest.mark.parametrize(
@@ -280,10 +280,10 @@ def test_on_a_gpu_blocks_that_overlap_give_what_others_do_and_a_fresh_thread_may
 
 @pytest.mark.gpu
 @needs_gpu
-def test_on_a_gpu_all_plans_for_few_images_give_the_same():
+def test_on_a_gpu_all_plans_give_the_same():
     """Also those by which several multiprocessors share an image, whose sums are in another order."""
     model = tame(lively(units=5)).half().cuda()
-    for batch in (1, 5, 16):
+    for batch in (1, 5, 16, 300):
         images = torch.randn(batch, 3, 32, 32).half().cuda()
         fast = onchip.build(model, [FoldedBlock(block) for block in model.blocks])
         found = fast.candidates(32, 32, batch)
@@ -294,7 +294,10 @@ def test_on_a_gpu_all_plans_for_few_images_give_the_same():
             fast.calls.clear()
             outputs.append(fast(images))
             for _ in range(20):
-                assert torch.equal(fast(images)[0], outputs[-1][0])
+                again, ponders = fast(images)
+                assert torch.equal(again, outputs[-1][0])
+                for ponder, wanted in zip(ponders, outputs[-1][1], strict=True):
+                    assert torch.equal(ponder.probs, wanted.probs)
         for logits, ponders in outputs[1:]:
             assert relative(logits, outputs[0][0]) < 1e-2
             for ponder, wanted in zip(ponders, outputs[0][1], strict=True):

@@ -51,15 +51,34 @@ def test_convolutions_are_packed_tap_by_tap():
     assert packed.numel() == 9 * 32 * (16 + 3 * 32) + pack.AHEAD * 16 * 32
 
 
-def test_heads_are_three_rows_of_taps_between_zeros():
+def test_heads_have_a_column_for_every_neighbour_of_a_pixel_and_one_for_the_mean():
     heads = list(lively(units=3).blocks[1].halting)[:2]
     packed = pack.pack_heads(heads)
-    assert packed.shape == (2, 5, 3, 4, 8)
-    assert not packed[:, [0, 4]].any()
-    weight = heads[1].conv.weight[0]
-    for lane in range(4):
-        channels = [16 * k + 2 * lane + low for k in range(2) for low in (0, 1, 8, 9)]
-        assert torch.equal(packed[1, 3, 0, lane], weight[channels, 2, 0])
+    assert packed.shape == (2, 2, 2, 32, 8)
+    u = torch.randn(32)
+    one = torch.zeros(1, 32, 6, 5)
+    for lower in range(2):
+        products = u @ unpacked(packed[1, lower].unsqueeze(1), 32, 16)
+        one[0, :, 2 + lower, 2] = u  # as one of rows 2 and 3, which add to rows 1 to 4
+        expected = F.conv2d(one, heads[1].conv.weight, padding=1)[0, 0]
+        for q in range(4):
+            columns = [2 * q, 2 * q + 1, 8 + 2 * q]
+            assert torch.allclose(products[columns], expected[1 + q, 1:4], atol=1e-5)
+        means = [products[9 + 2 * q].item() for q in range(4)]
+        assert means[lower] == pytest.approx((heads[1].linear.weight.detach()[0] @ u).item(), abs=1e-5)
+        assert means[:lower] + means[lower + 1 :] == [0, 0, 0]
+        one.zero_()
+
+
+def test_taps_that_are_not_numbers_are_told_to_the_bias():
+    heads = list(lively(units=3).blocks[1].halting)[:2]
+    with torch.no_grad():
+        heads[0].conv.weight[0, 3, 0, 1] = torch.nan
+    pools = pack.pack_pools(heads)
+    assert pools.shape == (2, 36)
+    assert pools[0, 32].isnan()
+    assert pools[1, 32] == heads[1].linear.bias
+    assert torch.equal(pools[1, :32], heads[1].linear.weight[0])
 
 
 def test_norms_have_a_row_for_every_unit():
@@ -107,7 +126,7 @@ def test_what_else_may_be_tried_compiles(tmp_path, monkeypatch):
     }
     single, many = (candidates(**shape, adaptive=True, batch=batch, device=H200) for batch in (1, 1024))
     others = [plan for each in single for plan in each] + [plan for each in many for plan in each[1:]]
-    assert len({*others} - {*plans(**shape)}) == 12
+    assert len({*others} - {*plans(**shape)}) == 14
     for plan in others:
         assert nvrtc.compile_block(plan, "sm_90")[:4] == b"\x7fELF"
 

@@ -1,23 +1,6 @@
 // Convolutions over lists of pixels.
 #pragma once
 
-// A pixel of a list, or as many as TALL says; which of them are active.
-struct Entry {
-    int bits;
-    DEVICE int pixel(int t = 0) const { return (bits & ((1 << (16 - TALL)) - 1)) + t * WIDTH; }
-    DEVICE bool active(int t) const { return bits >> (16 - TALL + t) & 1; }
-};
-
-// What a convolution reads or writes: entries of the list from a place on, or consecutive pixels.
-struct Rows {
-    bool listed;
-    int first, count;
-    DEVICE Entry operator[](int i) const {
-        const int in = first + (i < count ? i : count - 1);  // the last tile is filled up
-        return Entry{listed ? array<unsigned short>(LIST)[in] : in};
-    }
-};
-
 // What a convolution reads: x, y, or the map before, which lies in x.
 template <bool FIRST, bool ENTRY> struct Source {
     static constexpr int C = ENTRY ? IN : CHANNELS, K = C / 16, ROW = ENTRY ? IN_PITCH : PITCH;
@@ -146,39 +129,9 @@ template <class From> using Weights = Held<From>;
 template <class From> using Weights = Streamed<From>;
 #endif
 
-// What a warp adds up for each image: products of u with the weights of the mean, of active pixels and of those whose sums
-// it keeps. No atomics: the order is fixed, and so are the results.
-struct Dots {
-    float of[IMAGES];
-    DEVICE Dots() {
-#pragma unroll
-        for (int image = 0; image < IMAGES; ++image) of[image] = 0;
-    }
-    DEVICE void add(float v, int pixel) {
-#pragma unroll
-        for (int image = 0; image < IMAGES; ++image) of[image] += IMAGES == 1 || image_of(pixel) == image ? v : 0;
-    }
-    DEVICE void store() {
-        const unsigned thread = anew(threadIdx.x);
-        const int warp = thread / 32, lane = thread % 32;
-#pragma unroll
-        for (int image = 0; image < IMAGES; ++image) {
-#pragma unroll
-            for (int pair = lane; pair < CHANNELS / 2; pair += 32) {
-                const float2 sum = at<float2>(PARTS + 8 * ((image * WARPS + warp) * (CHANNELS / 2) + pair));
-                const float2 weight = at<float2>(POOLS + 8 * pair);
-                of[image] += sum.x * weight.x + sum.y * weight.y;
-            }
-#pragma unroll
-            for (int other = 1; other < 32; other *= 2) of[image] += __shfl_xor_sync(~0u, of[image], other);
-            if (lane < CLUSTER) put(lane, DOTS + 4 * (image * ALL_WARPS + rank() * WARPS + warp), of[image]);
-        }
-    }
-};
-
-// Scale and shift of a lane's outputs; the weights with which a head takes their mean.
+// Scale and shift of a lane's outputs.
 struct Affine {
-    float2 scale[N_TILES], shift[N_TILES], pool[N_TILES];
+    float2 scale[N_TILES], shift[N_TILES];
     DEVICE void load(int from) {
 #pragma unroll
         for (int n = 0; n < N_TILES; ++n) {
@@ -186,33 +139,25 @@ struct Affine {
             shift[n] = at<float2>(from + 4 * CHANNELS + 32 * n);
         }
     }
-    DEVICE void load_pool(int from) {
-#pragma unroll
-        for (int n = 0; n < N_TILES; ++n) pool[n] = at<float2>(from + 32 * n);
-    }
     DEVICE unsigned operator()(float low, float high, int n) const {
         return pack_relu(low * scale[n].x + shift[n].x, high * scale[n].y + shift[n].y);
     }
 };
 
-// A warp's part of a convolution. The second one also makes x of the next unit, and adds up what the means need.
+// A warp's part of a convolution. The second one also makes x of the next unit, and gives u to the head.
 template <bool FIRST, bool ENTRY> struct Convolution {
     using From = Source<FIRST, ENTRY>;
     const Weights<From>& weights;
     const Rows& rows;
+    HeadOf<FIRST>& head;
     Affine norm;  // of what comes after
-    Dots dots;
     bool again = false;
 
-    DEVICE Convolution(const Weights<From>& weights, const Rows& rows) : weights(weights), rows(rows) {
+    DEVICE Convolution(const Weights<From>& weights, const Rows& rows, HeadOf<FIRST>& head) : weights(weights), rows(rows), head(head) {
         if (FIRST && HOLD) load_norm();
     }
     static DEVICE int group() { return threadIdx.x / 32 % GROUPS; }
-    DEVICE void load_norm() {
-        const int channel = 4 * (group() * WIDE_N + 2 * (threadIdx.x % 4));
-        norm.load((FIRST ? SECOND_NORM : NORMS) + channel);
-        if (!FIRST && ADAPTIVE) norm.load_pool(POOLS + channel);
-    }
+    DEVICE void load_norm() { norm.load((FIRST ? SECOND_NORM : NORMS) + 4 * (group() * WIDE_N + 2 * (threadIdx.x % 4))); }
 
     // M tiles, and of their lines T rows, from `top` on.
     template <int M, int T> DEVICE void make(int tile, int top) {
@@ -231,16 +176,17 @@ template <bool FIRST, bool ENTRY> struct Convolution {
         for (int m = 0; m < M; ++m) {
             const int row = (tile + m) * 16 + lane / 4;
             const Entry entries[2] = {rows[row], rows[row + 8]};
-            unsigned old[T][2][N_TILES];
+            unsigned u[T][2][N_TILES];
 #pragma unroll
             for (int i = 0; i < 2 * T; ++i)
-                if (!FIRST) read(old[i / 2][i % 2], entries[i % 2].pixel(top + i / 2), row + 8 * (i % 2) < rows.count);
+                if (!FIRST) read(u[i / 2][i % 2], entries[i % 2].pixel(top + i / 2), row + 8 * (i % 2) < rows.count);
 #pragma unroll
             for (int i = 0; i < 2 * T; ++i) {
                 const int t = i / 2, half = i % 2;
                 const bool active = T == 1 && TALL == 1 ? true : entries[half].active(top + t);
-                if (row + 8 * half < rows.count) write(c[m][t], half, old[t][half], entries[half].pixel(top + t), active);
+                if (row + 8 * half < rows.count) write(c[m][t], half, u[t][half], entries[half].pixel(top + t), active);
             }
+            head.add(u, entries, rows.count - row, top);
         }
     }
     static DEVICE int home(int pixel) { return home_at(pixel, group() * N_TILES) + 4 * (threadIdx.x % 4); }
@@ -250,50 +196,46 @@ template <bool FIRST, bool ENTRY> struct Convolution {
 #pragma unroll
         for (int n = 0; n < N_TILES; ++n) u[n] = at<unsigned>(from + HOME_PLANE * n);
     }
-    // Half of a tile: to y; or with what u was to u, if the pixel is active, and then to x.
-    DEVICE void write(const float (&c)[N_TILES][4], int half, const unsigned (&old)[N_TILES], int pixel, bool active) {
+    // Half of a tile: to y; or added to u, if the pixel is active, and then to x.
+    DEVICE void write(const float (&c)[N_TILES][4], int half, unsigned (&u)[N_TILES], int pixel, bool active) {
         const int slot = (FIRST ? Y : X) + slot_at(slot_of(pixel), group() * N_TILES) + 4 * (threadIdx.x % 4);
-        float dot = 0;
 #pragma unroll
         for (int n = 0; n < N_TILES; ++n) {
             float2 v = make_float2(c[n][2 * half], c[n][2 * half + 1]);
             if (!FIRST) {
-                const float2 u = unpack(old[n]);
-                const unsigned sum = active ? pack(u.x + v.x, u.y + v.y) : old[n];
-                if (active) put_pixel(pixel, home(pixel) + HOME_PLANE * n, sum);
-                v = unpack(sum);
-                if (ADAPTIVE) dot += v.x * norm.pool[n].x + v.y * norm.pool[n].y;
+                const float2 old = unpack(u[n]);
+                u[n] = active ? pack(old.x + v.x, old.y + v.y) : u[n];
+                if (active) at<unsigned>(home(pixel) + HOME_PLANE * n) = u[n];
+                v = unpack(u[n]);
             }
             put_pixel(pixel, slot + SLOT_PLANE * n, norm(v.x, v.y, n));
         }
-        if (!FIRST && ADAPTIVE) dots.add(active ? dot : 0, pixel);
     }
 };
 
 template <bool FIRST, bool ENTRY, int M>
-DEVICE void convolve_by(const Weights<Source<FIRST, ENTRY>>& weights, const Rows& rows) {
+DEVICE void convolve_by(const Weights<Source<FIRST, ENTRY>>& weights, const Rows& rows, HeadOf<FIRST>& head) {
     constexpr int TEAM = WARPS / GROUPS, T = ENTRY ? 1 : TALL;
     const int own = anew(threadIdx.x) / 32 / GROUPS, tiles = (rows.count + 15) / 16, left = tiles % TEAM;
-    Convolution<FIRST, ENTRY> part(weights, rows);
+    Convolution<FIRST, ENTRY> part(weights, rows, head);
     const bool split = T == 2 && M == 1 && 2 * left <= TEAM;  // of tiles left over, a warp makes but a row
     for (int tile = own * M; tile < (split ? tiles - left : tiles); tile += TEAM * M) part.template make<M, T>(tile, 0);
     if (split && own < 2 * left) part.template make<1, 1>(tiles - left + own / 2, own % 2);
-    if (!FIRST && ADAPTIVE) part.dots.store();
 }
 
 template <bool FIRST, bool ENTRY>
-DEVICE void convolve(const Weights<Source<FIRST, ENTRY>>& weights, const Rows& rows) {
+DEVICE void convolve(const Weights<Source<FIRST, ENTRY>>& weights, const Rows& rows, HeadOf<FIRST>& head) {
     // tiles for each warp: as many at once as it has, for then the weights are read once; else in equal parts
     const int each = ((rows.count + 15) / 16 * GROUPS + WARPS - 1) / WARPS, rounds = (each + M_TILES - 1) / M_TILES;
     [[maybe_unused]] const int tiles = (each + rounds - 1) / (rounds > 1 ? rounds : 1);
 #if M_TILES >= 4
-    if (tiles == 4) return convolve_by<FIRST, ENTRY, 4>(weights, rows);
+    if (tiles == 4) return convolve_by<FIRST, ENTRY, 4>(weights, rows, head);
 #endif
 #if M_TILES >= 3
-    if (tiles == 3) return convolve_by<FIRST, ENTRY, 3>(weights, rows);
+    if (tiles == 3) return convolve_by<FIRST, ENTRY, 3>(weights, rows, head);
 #endif
 #if M_TILES >= 2
-    if (tiles == 2) return convolve_by<FIRST, ENTRY, 2>(weights, rows);
+    if (tiles == 2) return convolve_by<FIRST, ENTRY, 2>(weights, rows, head);
 #endif
-    convolve_by<FIRST, ENTRY, 1>(weights, rows);
+    convolve_by<FIRST, ENTRY, 1>(weights, rows, head);
 }

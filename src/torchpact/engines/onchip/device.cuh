@@ -69,6 +69,9 @@ DEVICE void put(int rank, int byte, uint4 v) {
 DEVICE void put_and(int rank, int byte, unsigned v) {
     asm volatile("red.relaxed.cluster.shared::cluster.and.b32 [%0], %1;" :: "r"(place_in(rank, byte)), "r"(v) : "memory");
 }
+DEVICE void put_sum(int rank, int byte, int v) {
+    asm volatile("red.relaxed.cluster.shared::cluster.add.u32 [%0], %1;" :: "r"(place_in(rank, byte)), "r"(v) : "memory");
+}
 DEVICE void put_larger(int rank, int byte, unsigned v) {
     asm volatile("red.relaxed.cluster.shared::cluster.max.u32 [%0], %1;" :: "r"(place_in(rank, byte)), "r"(v) : "memory");
 }
@@ -81,6 +84,7 @@ template <class T> DEVICE void put(int, int byte, T v) { *reinterpret_cast<T*>(m
 DEVICE void put_and(int, int byte, unsigned v) { atomicAnd(reinterpret_cast<unsigned*>(memory + byte), v); }
 DEVICE void meet() { __syncthreads(); }
 #endif
+DEVICE void add(int byte, int v) { atomicAdd(reinterpret_cast<int*>(memory + byte), v); }
 
 #if HALF
 #define FORMAT "f16"

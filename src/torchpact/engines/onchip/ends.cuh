@@ -57,6 +57,7 @@ DEVICE void enter(const Args& a, int first, int images) {
 // The first convolution of a unit of stride 2, into y, and its shortcut, into u: means of 2×2, zeros beside.
 DEVICE void enter(const Args& a, int first, int images) {
     constexpr int LANES = THREADS / (IN / 8);  // pixels at a time
+    HeadOf<true> none;
     const int chunk = threadIdx.x % (IN / 8);
     const Norm norm(a.norms, IN, chunk);
     for (int start = 0; start < images; start += AT_ONCE) {
@@ -84,7 +85,7 @@ DEVICE void enter(const Args& a, int first, int images) {
         }
         const Weights<Source<true, true>> weights(a.weights);
         meet();
-        convolve<true, true>(weights, Rows{false, start * PLANE + first_pixel(0), CLUSTER == 1 ? pixels : BAND * WIDTH});
+        convolve<true, true>(weights, Rows{false, start * PLANE + first_pixel(0), CLUSTER == 1 ? pixels : BAND * WIDTH}, none);
         __syncthreads();
     }
     clear(X, X_BYTES);

@@ -1,107 +1,161 @@
-// The halting heads: the means that they see, their 3×3 convolutions, and what they decide.
+// The halting heads: 3×3 convolutions of u, the means that they see, and what they decide.
 #pragma once
 
-// What all logits of an image share: what the warps added up, as a mean, and the bias. The image's first lane has it.
-DEVICE float share() {
-    const int lane = threadIdx.x % 32;
-    float sum = 0;
-#pragma unroll
-    for (int i = lane; i < IMAGES * ALL_WARPS; i += 32) sum += at<float>(DOTS + 4 * i);
-#pragma unroll
-    for (int other = 1; other < ALL_WARPS && other < 32; other *= 2) sum += __shfl_xor_sync(~0u, sum, other);
-    return sum * (1.0f / PLANE) + at<float>(POOLS + 4 * CHANNELS);
+// Logits are sums of whole numbers, which do not depend on the order in which warps add them: of 2^-19, so that nine terms are
+// wrong by 9e-6 at most, far less than u in half precision makes. Terms beyond LIMIT count as LIMIT, and so nine of each
+// group of outputs stay within an int. Those of trained networks were below 42; where they reach 450, bfloat16 has
+// last digits of whole logits. What is not finite in u is neither in the mean, and so in all logits of the image; a NaN among the
+// taps, in the bias.
+constexpr float UNIT = 1 << 19, LIMIT = 450.0f / GROUPS;
+DEVICE int fixed(float v) { return __float2int_rn(fminf(fmaxf(v, -LIMIT), LIMIT) * UNIT); }
+
+// To the logits of three neighbours in a row of the image, of which the middle one lies at a byte.
+DEVICE void add_three(int row, int byte, float left, float middle, float right) {
+    if (CLUSTER == 1 || own_row(row)) {
+        add(byte - 4, fixed(left)), add(byte, fixed(middle)), add(byte + 4, fixed(right));
+    } else {
+#if CLUSTER > 1
+        const int to = row / BAND;
+        put_sum(to, byte - 4, fixed(left)), put_sum(to, byte, fixed(middle)), put_sum(to, byte + 4, fixed(right));
+#endif
+    }
 }
 
-// Where the rows of u are that logits of a pixel read, or of as many as TALL says.
-#if BORDERED
-struct Around {
-    int start;
-    DEVICE Around(int pixel) : start(home_at(pixel, threadIdx.x % 32 / 16)) {}
-    DEVICE int at(int y, int x) const { return start + 16 * ((y - 1) * PITCH + x - 1); }
-};
-#else
-// What is beyond the edges is a pixel of zeros.
-struct Around {
-    int line, zero, turn;
-    bool rows[TALL + 2], columns[3];
-    DEVICE Around(int pixel) {
-        const int half = HOME_PLANE * (threadIdx.x % 32 / 16), row = pixel / WIDTH % HEIGHT, column = pixel % WIDTH;
-        line = U + 16 * (pixel - column) + half, zero = U + 16 * ZERO + half;
-        turn = pixel + pixel / WIDTH + image_of(pixel) + WIDTH;
-        columns[0] = column > 0, columns[1] = true, columns[2] = column + 1 < WIDTH;
-#pragma unroll
-        for (int y = 0; y < TALL + 2; ++y) rows[y] = y == 0 ? row > 0 : y <= TALL || row + TALL < HEIGHT;
-    }
-    DEVICE int at(int y, int x) const {
-        const int there = line + 16 * (y - 1) * WIDTH + 16 * ((turn + y - 1 + x - 1) % WIDTH);
-        return rows[y] && columns[x] ? there : zero;
-    }
-};
-#endif
-
-// The taps of a head, which registers hold if they can. All columns of B are alike, or every second one: those for the upper
-// pixels of lines and those for the lower ones, for which the same rows of u meet the taps of another row.
+// What a warp does for a head. A pixel adds its products with the nine taps to the logits around it. For 16 lines they are a
+// product of matrices, and lanes that have made u have it as the left one. A line has TALL pixels and adds to TALL + 2 rows:
+// lane q of four to three logits of row q. It also has the product of the line's pixel q with the weights of the mean.
 struct Head {
-    static constexpr int K = CHANNELS / 16, HELD = K <= 2 ? K : 0;
-    int from;
-    uint2 taps[(TALL + 2) * 3][HELD + 1];
-    DEVICE Head() {
-        const int lane = threadIdx.x % 32;
-        from = HEADS + 8 * K * (lane % 4) + 3 * HEAD_TAP * (TALL == 2 ? 1 - lane / 4 % 2 : 1);
+    static constexpr int K = N_TILES / 2;
+    bool asked;  // else there is nothing to decide
+    uint4 taps[TALL][K];
+    float dots[IMAGES];  // of the lane: sums of products with the weights of the mean; no atomics, so the order is fixed
+
+    DEVICE Head(const uint4* heads, int unit, bool asked) : asked(asked) {
+        const unsigned thread = anew(threadIdx.x);
+        const uint4* from = heads + (unit * 2 * (CHANNELS / 16) + thread / 32 % GROUPS * K) * 32 + thread % 32;
 #pragma unroll
-        for (int tap = 0; tap < (TALL + 2) * 3; ++tap)
+        for (int image = 0; image < IMAGES; ++image) dots[image] = 0;
 #pragma unroll
-            for (int k = 0; k < HELD; k += 2)
-                if (k + 1 < HELD) {
-                    const uint4 two = at<uint4>(from + tap * HEAD_TAP + 8 * k);
-                    taps[tap][k] = make_uint2(two.x, two.y), taps[tap][k + 1] = make_uint2(two.z, two.w);
-                } else {
-                    taps[tap][k] = read(tap, k);
-                }
+        for (int t = 0; t < TALL; ++t)
+#pragma unroll
+            for (int k = 0; k < K; ++k)
+                if (asked) taps[t][k] = fetch(from + (t * (CHANNELS / 16) + k) * 32);
     }
-    DEVICE uint2 read(int tap, int k) const { return at<uint2>(from + tap * HEAD_TAP + 8 * k); }
-    // Logits of 16 lines of which a lane has a pixel: less what is the same for an image.
-    DEVICE void operator()(float (&logits)[4], int pixel) const {
-        const Around around(pixel);
-        constexpr int CHAINS = K == 1 ? 3 : 6;  // one after the other would take long
-        float c[CHAINS][4];
+
+    static DEVICE void multiply_by(float (&c)[2][4], const unsigned (&a)[4], uint4 w, bool anew) {
+        if (anew) multiply_new(c[0], a, w.x, w.y), multiply_new(c[1], a, w.z, w.w);
+        else multiply(c[0], a, w.x, w.y), multiply(c[1], a, w.z, w.w);
+    }
+    // The lane's part of u, in T rows from `top` on, of a line and of that eight further; the list has `left` more.
+    template <int T> DEVICE void add(const unsigned (&u)[T][2][N_TILES], const Entry (&lines)[2], int left, int top) {
+        if (!asked) return;
+        float c[2][4];
 #pragma unroll
-        for (int y = 0; y < TALL + 2; ++y)
+        for (int t = 0; t < T; ++t)
 #pragma unroll
-            for (int x = 0; x < 3; ++x)
+            for (int k = 0; k < K; ++k) {
+                const unsigned a[4] = {u[t][0][2 * k], u[t][1][2 * k], u[t][0][2 * k + 1], u[t][1][2 * k + 1]};
+                const uint4 w = T == TALL || top == 0 ? taps[t][k] : taps[TALL - 1][k];
+                multiply_by(c, a, w, t == 0 && k == 0);
+            }
+        scatter(c, lines, left);
+        const int q = threadIdx.x % 4;
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            const bool counts = q < TALL && 8 * half < left && (TALL == 1 || lines[half].active(q));
+#pragma unroll
+            for (int image = 0; image < IMAGES; ++image)
+                dots[image] += counts && (IMAGES == 1 || image_of(lines[half].pixel()) == image) ? c[1][2 * half + 1] : 0;
+        }
+    }
+    // What falls above or below an image is dropped.
+    static DEVICE void scatter(const float (&c)[2][4], const Entry (&lines)[2], int left) {
+        const int q = threadIdx.x % 4;
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            const int pixel = lines[half].pixel(), row = pixel / WIDTH % HEIGHT + q - 1;
+            if (8 * half < left && q < TALL + 2 && row >= 0 && row < HEIGHT)
+                add_three(row, logit_at(pixel) + 4 * LOGIT_PITCH * (q - 1), c[0][2 * half], c[0][2 * half + 1], c[1][2 * half]);
+        }
+    }
+    // Lines without active pixels, which some have beside them; the last warps have least to do else.
+    DEVICE void add_beside(const Rows& rows) const {
+        constexpr int TEAM = WARPS / GROUPS;
+        const unsigned thread = anew(threadIdx.x), lane = thread % 32, group = thread / 32 % GROUPS;
+        if (!asked) return;
+        for (int tile = TEAM - 1 - thread / 32 / GROUPS; tile * 16 < rows.count; tile += TEAM) {
+            const int pixel = rows[tile * 16 + lane % 16].pixel();
+            float c[2][4];
+#pragma unroll
+            for (int t = 0; t < TALL; ++t)
 #pragma unroll
                 for (int k = 0; k < K; ++k) {
-                    const uint2 w = k < HELD ? taps[3 * y + x][k] : read(3 * y + x, k);
-                    unsigned u[4];
-                    load_rows(u, around.at(y, x) + 2 * HOME_PLANE * k);
-                    if (y == 0 && k < 2) multiply_new(c[x + 3 * (k % 2)], u, w.x, w.y);
-                    else multiply(c[x + 3 * (k % 2)], u, w.x, w.y);
+                    unsigned a[4];
+                    load_rows(a, home_at(pixel + t * WIDTH, group * N_TILES + lane / 16 + 2 * k));
+                    multiply_by(c, a, taps[t][k], t == 0 && k == 0);
                 }
+            const int line = tile * 16 + lane / 4;
+            scatter(c, {rows[line], rows[line + 8]}, rows.count - line);
+        }
+    }
+    // The mean's part of the warp: of active pixels, and of those of its image whose sums it keeps.
+    DEVICE void store() {
+        if (!asked) return;
+        const unsigned thread = anew(threadIdx.x);
+        const int warp = thread / 32, lane = thread % 32;
+        float kept = 0;
 #pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            logits[i] = c[0][i] + c[1][i] + c[2][i];
-            if (CHAINS == 6) logits[i] += c[CHAINS - 3][i] + c[CHAINS - 2][i] + c[CHAINS - 1][i];
+        for (int pair = lane; pair < CHANNELS / 2; pair += 32) {
+            const float2 sum = at<float2>(PARTS + 8 * (warp * (CHANNELS / 2) + pair)), weight = at<float2>(POOLS + 8 * pair);
+            kept += sum.x * weight.x + sum.y * weight.y;
+        }
+#pragma unroll
+        for (int image = 0; image < IMAGES; ++image) {
+            dots[image] += warp % IMAGES == image ? kept : 0;
+#pragma unroll
+            for (int other = 1; other < 32; other *= 2) dots[image] += __shfl_xor_sync(~0u, dots[image], other);
+            if (lane < CLUSTER) put(lane, DOTS + 4 * (image * ALL_WARPS + rank() * WARPS + warp), dots[image]);
         }
     }
 };
 
+// Of the first convolution, and of plain networks.
+struct NoHead {
+    DEVICE NoHead() {}
+    DEVICE NoHead(const uint4*, int, bool) {}
+    template <int T> DEVICE void add(const unsigned (&)[T][2][N_TILES], const Entry (&)[2], int, int) const {}
+    DEVICE void add_beside(const Rows&) const {}
+    DEVICE void store() const {}
+};
+template <bool NONE> struct Choice { using Of = NoHead; };
+template <> struct Choice<false> { using Of = Head; };
+template <bool FIRST> using HeadOf = typename Choice<FIRST || !ADAPTIVE>::Of;
+
+// What all logits of an image share: what the warps added up, as a mean, and the bias.
+DEVICE float share(int image) {
+    float4 sums = at<float4>(DOTS + 4 * image * ALL_WARPS);
+#pragma unroll
+    for (int i = 4; i < ALL_WARPS; i += 4) {
+        const float4 more = at<float4>(DOTS + 4 * (image * ALL_WARPS + i));
+        sums.x += more.x, sums.y += more.y, sums.z += more.z, sums.w += more.w;
+    }
+    return ((sums.x + sums.y) + (sums.z + sums.w)) * (1.0f / PLANE) + at<float>(POOLS + 4 * CHANNELS);
+}
+
 // A lane decides for a pixel of the list. Returns whether some have halted.
-DEVICE bool decide(const Args& a, int unit, const Head& head, const Rows& rows) {
-    const int lane = anew(threadIdx.x) % 32, t = TALL == 2 ? lane % 2 : 0;
+DEVICE bool decide(const Args& a, int unit, const Rows& rows) {
     const int first = anew(blockIdx.x) / CLUSTER * IMAGES;
     bool halted = false;
-    if (threadIdx.x / 32 * 16 >= rows.count) return halted;
-    const float shared = share();
+    int i = anew(threadIdx.x);
+    if (i >= rows.count * TALL) return halted;
+    const float only = IMAGES == 1 ? share(0) : 0;
 #pragma unroll 1
-    for (int tile = threadIdx.x / 32 * 16; tile < rows.count; tile += 16 * WARPS) {
-        float logits[4];
-        head(logits, rows[tile + lane % 16].pixel());
-        const int own = tile + lane / 4 + lane % 4 / 2 * 8;
-        const Entry entry = rows[own];
-        const int pixel = entry.pixel(t);
-        const float low = lane & 1 ? logits[1] : logits[0], high = lane & 1 ? logits[3] : logits[2];
-        const float logit = (lane & 2 ? high : low) + __shfl_sync(~0u, shared, image_of(pixel) * ALL_WARPS);
-        if (own >= rows.count || (TALL == 2 ? !entry.active(t) : lane % 2)) continue;
+    for (; i < rows.count * TALL; i += THREADS) {
+        const Entry entry = rows[i / TALL];
+        const int pixel = entry.pixel(i % TALL);
+        if (TALL == 2 && !entry.active(i % TALL)) continue;
+        const float logit = at<int>(logit_at(pixel)) * (1 / UNIT) + (IMAGES == 1 ? only : share(image_of(pixel)));
+        at<int>(logit_at(pixel)) = 0;  // for the next head
         const long long place = ((long long)unit * a.batch + first) * PLANE + pixel;
         if (logit > (a.bounds ? a.bounds[place] : a.bound)) {
             halted = true;

@@ -9,7 +9,8 @@
 // A convolution is nine taps of m16n8k16 over a list of pixels, or of pixels with the one below (TALL = 2: a row that
 // is read serves both). First come those with active pixels, which run the unit, then others with pixels near them, see
 // Lists. Weights come packed as fragments, straight into registers, asked for before the barrier ahead of their
-// use. A unit has two barriers, one more if there are decisions, and one more if someone has halted.
+// use. Halting heads get u out of the registers in which the second one makes it, see Head. A unit has two barriers, one more
+// if there are decisions, and one more if someone has halted.
 //
 // With few images, CLUSTER CTAs share one: each makes some rows of every map, and is given those beside them by the CTAs that
 // make them. Where it says `meet`, all of them wait for one another.
@@ -20,9 +21,9 @@
 #include "device.cuh"
 #include "layout.cuh"
 #include "stamps.cuh"
-#include "convolve.cuh"
-#include "heads.cuh"
 #include "lists.cuh"
+#include "heads.cuh"
+#include "convolve.cuh"
 #include "ends.cuh"
 
 // What the phases to come need, into shared memory.
@@ -50,7 +51,7 @@ extern "C" __global__ void SHARED_IMAGES __launch_bounds__(THREADS, CTAS) onchip
     if (!LAST) let_next_begin();
     ask_for(NORMS, a.norms, 16 * CHANNELS);
     clear(Y, LIST - Y);
-    clear(PARTS, NORMS - PARTS);
+    clear(LOGITS, NORMS - LOGITS);
     for (int word = threadIdx.x; word < (PAST - MASKS) / 4; word += THREADS) {
         const int left = images * PLANE - 32 * word;
         array<unsigned>(MASKS)[word] = left >= 32 ? ~0u : left > 0 ? (1u << left) - 1 : 0;
@@ -63,8 +64,9 @@ extern "C" __global__ void SHARED_IMAGES __launch_bounds__(THREADS, CTAS) onchip
     await_last();
     enter(a, first, images);
 
-    if (ENTRY_STRIDE == 1) refresh<1, false>(Rows{false, first_pixel(1), end_pixel(1, images) - first_pixel(1)}, 0);
+    if (ENTRY_STRIDE == 1) refresh<1, false>(Rows{false, first_pixel(1), end_pixel(1, images) - first_pixel(1)});
     Weights<Source<true, false>> ones(weights_of(a, 0));
+    HeadOf<true> none;
     bool fewer = true;  // than the list has
     for (int unit = 0; unit < a.units; ++unit) {
         STAMP(0);
@@ -81,28 +83,28 @@ extern "C" __global__ void SHARED_IMAGES __launch_bounds__(THREADS, CTAS) onchip
         const float* norms = a.norms + (unit + 1) * 4 * CHANNELS;
         if (!last) ask_for(NORMS, norms, 8 * CHANNELS);
         if (ask) ask_for(POOLS, a.pools + unit * (CHANNELS + 4), 4 * CHANNELS + 16);
-        if (ask) ask_for(HEADS, a.heads + unit * (HEAD_BYTES / 16), HEAD_BYTES);
         if (ADAPTIVE && fewer && unit > 0) add_halted();
         fewer = false;
-        if (!entered) convolve<true, false>(ones, Rows{true, 0, lines(0) + lines(1)});
+        if (!entered) convolve<true, false>(ones, Rows{true, 0, lines(0) + lines(1)}, none);
         STAMP(3);
         const Weights<Source<false, false>> twos(weights_of(a, 2 * unit + 1));
+        HeadOf<false> head(a.heads, unit, ask);
         copied();
         meet();
         STAMP(4);
         if (!last) ask_for(SECOND_NORM, norms + 2 * CHANNELS, 8 * CHANNELS);
-        convolve<false, false>(twos, Rows{true, 0, lines(0)});
+        convolve<false, false>(twos, Rows{true, 0, lines(0)}, head);
+        head.add_beside(Rows{true, lines(0), lines(1)});
+        head.store();
         STAMP(5);
         ones = Weights<Source<true, false>>(weights_of(a, last ? 0 : 2 * unit + 2));  // for the next unit
-        const Head head;
         copied();
         meet();
         STAMP(6);
         if (ask) {
-            const bool halted = decide(a, unit, head, Rows{true, 0, lines(0)});
+            const bool halted = decide(a, unit, Rows{true, 0, lines(0)});
             STAMP(7);
-            const int deciding = (lines(0) + 15) / 16;  // warps; if many do, all of them make x
-            refresh<TALL, true>(Rows{true, lines(0), lines(1) + lines(2)}, 2 * deciding > WARPS ? 0 : deciding);
+            refresh<TALL, true>(Rows{true, lines(0), lines(1) + lines(2)});
             STAMP(8);
             fewer = meet_or(halted, unit);
             STAMP(9);

@@ -8,7 +8,7 @@ struct Args {
     half_t* output;            // the map as (batch, HEIGHT, WIDTH, CHANNELS); of the LAST block, logits of classes
     const uint4* weights;      // of all convolutions, as fragments
     const float* norms;        // of every unit: scale and shift before its convolutions, CHANNELS each
-    const uint4* heads;        // taps of the halting heads, see HEADS
+    const uint4* heads;        // of the halting heads: taps and weights of the mean as fragments, see Head
     const float* pools;        // of every head: weights of the mean; the bias, thrice 0
     const uint4* stem;         // as fragments
     const float* last;         // scale and shift of the last norm, weights of the classes, biases
@@ -59,27 +59,30 @@ constexpr int X_BYTES = up(larger(SLOT_PLANE * CHUNKS, ENTRY_STRIDE == 2 ? in_pl
 DEVICE constexpr int at_once(int images) { return images == 1 || in_plane(images) * (IN / 8) <= X_BYTES ? images : at_once(images - 1); }
 constexpr int AT_ONCE = at_once(IMAGES), IN_PLANE = in_plane(AT_ONCE);
 
+// From a row of logits to the next. A column between takes what falls beside the image, as many as GAP says: a warp adds to
+// four rows at once, which should not meet the same banks.
+constexpr int LOGIT_PITCH = WIDTH + GAP;
+
 // Offsets into shared memory.
 constexpr int X = 0;
 constexpr int Y = X + X_BYTES;
 constexpr int U = Y + up(SLOT_PLANE * CHUNKS);
 constexpr int LIST = U + up(HOME_PLANE * CHUNKS);         // pixels, the uppermost bits being whether they are active
 constexpr int STEPS = LIST + up(PIXELS / TALL * 2);
-constexpr int PARTS = STEPS + up(PIXELS);                 // sums of u where it halted: images, warps, channels
-constexpr int DOTS = PARTS + up(IMAGES * WARPS * CHANNELS * 4);  // each warp's sums of products with the weights of the mean
+constexpr int LOGITS = STEPS + up(PIXELS);                // what heads have added up, see Head
+constexpr int PARTS = LOGITS + (ADAPTIVE ? up(4 * (ROWS * LOGIT_PITCH + 1)) : 0);  // a warp's sums of u where pixels of its image have halted
+constexpr int DOTS = PARTS + up(WARPS * CHANNELS * 4);    // each warp's sums of products with the weights of the mean
 constexpr int COUNTS = DOTS + up(IMAGES * ALL_WARPS * 4); // lines of the parts of the list; then after which unit someone has halted
 constexpr int NORMS = COUNTS + 16;                        // scale and shift before a unit, whose input is made with them
 constexpr int SECOND_NORM = NORMS + 8 * CHANNELS;         // those before its second convolution
 constexpr int POOLS = SECOND_NORM + 8 * CHANNELS;
-constexpr int HEADS = POOLS + 4 * CHANNELS + 16;          // of a head: a row of zeros, three of taps, a row of zeros
-constexpr int HEAD_TAP = 2 * CHANNELS, HEAD_BYTES = 15 * HEAD_TAP;
-constexpr int MASKS = HEADS + up(HEAD_BYTES);             // a bit for every active pixel
+constexpr int MASKS = POOLS + 4 * CHANNELS + 16;            // a bit for every active pixel
 constexpr int PAST = MASKS + up(PIXELS / 8 + 8);          // those of a row when sums were last made, a word for a row
 constexpr int TOTAL = PAST + up(ROWS * 4);
 static_assert(TOTAL == SHARED_BYTES, "the host plans with another layout");
 static_assert(CHANNELS % 16 == 0 && CHUNKS % N_TILES == 0 && N_TILES % 2 == 0, "tiles must fit the channels");
 static_assert(HEIGHT % TALL == 0 && TALL <= 2 && PIXELS <= 1 << (16 - TALL), "pixels must fit the list");
-static_assert(WARPS % GROUPS == 0 && 32 % WARPS == 0 && IMAGES * WARPS <= 32 && WIDTH <= 32 && 32 % CHUNKS == 0, "warps must fit the groups");
+static_assert(WARPS % GROUPS == 0 && 32 % WARPS == 0 && IMAGES * WARPS <= 32 && IMAGES <= WARPS && WIDTH <= 32 && 32 % CHUNKS == 0, "warps must fit the groups");
 static_assert(CLUSTER == 1 || (IMAGES == 1 && HEIGHT <= 32 && HEIGHT % (CLUSTER * TALL) == 0 && CLUSTER <= WARPS && CLUSTER <= 8), "CTAs must fit the rows");
 
 #ifndef WATCHED  // by the tests, which then see who reads and writes
@@ -94,6 +97,8 @@ DEVICE int home_of(int pixel) {
     const int row = pixel / WIDTH;
     return BORDERED ? slot_of(pixel) : row * WIDTH + (pixel + row + image_of(pixel)) % WIDTH;
 }
+
+DEVICE int logit_at(int pixel) { return LOGITS + 4 * (pixel + pixel / WIDTH * (LOGIT_PITCH - WIDTH) + 1); }
 
 DEVICE int in_slot(int pixel) {  // of the centre in the map before
     int row = pixel / WIDTH, column = pixel % WIDTH;

@@ -1,6 +1,23 @@
 // The list of pixels that go on, and what is due to those that have halted.
 #pragma once
 
+// A pixel of a list, or as many as TALL says; which of them are active.
+struct Entry {
+    int bits;
+    DEVICE int pixel(int t = 0) const { return (bits & ((1 << (16 - TALL)) - 1)) + t * WIDTH; }
+    DEVICE bool active(int t) const { return bits >> (16 - TALL + t) & 1; }
+};
+
+// What a phase goes through: entries of the list from a place on, or consecutive pixels.
+struct Rows {
+    bool listed;
+    int first, count;
+    DEVICE Entry operator[](int i) const {
+        const int in = first + (i < count ? i : count - 1);  // the last tile is filled up
+        return Entry{listed ? array<unsigned short>(LIST)[in] : in};
+    }
+};
+
 DEVICE unsigned widened(unsigned word) { return word | word << 1 | word >> 1; }
 DEVICE unsigned turned(unsigned word, int by) { return word << by | word >> (32 - by) % 32; }
 
@@ -167,7 +184,7 @@ DEVICE void add_halted(int row) {
             sum.x += __shfl_xor_sync(~0u, sum.x, other);
             sum.y += __shfl_xor_sync(~0u, sum.y, other);
         }
-        const int to = PARTS + 8 * ((row / HEIGHT * WARPS + threadIdx.x / 32) * (CHANNELS / 2) + pair);
+        const int to = PARTS + 8 * (threadIdx.x / 32 * (CHANNELS / 2) + pair);
         if (lane < LANES) {
             const float2 before = at<float2>(to);
             at<float2>(to) = make_float2(before.x + sum.x, before.y + sum.y);
@@ -176,18 +193,19 @@ DEVICE void add_halted(int row) {
     __syncwarp();
     if (lane == 0) array<unsigned>(PAST)[row] = now;
 }
+// A warp has rows of one image.
 DEVICE void add_halted() {
-    for (int row = threadIdx.x / 32 + rank() * BAND; own_row(row) && row < ROWS; row += WARPS) add_halted(row);
+    const int warp = threadIdx.x / 32, image = warp % IMAGES, team = (WARPS - 1 - image) / IMAGES + 1;
+    for (int row = image * HEIGHT + rank() * BAND + warp / IMAGES; row < (image + 1) * HEIGHT && own_row(row); row += team) add_halted(row);
 }
 
-// x = relu(norm(u)) at pixels of the list, or at consecutive ones, by the warps that are not busy; GIVEN to other CTAs, too.
-template <int T, bool GIVEN> DEVICE void refresh(const Rows& rows, int busy) {
+// x = relu(norm(u)) at pixels of the list, or at consecutive ones; GIVEN to other CTAs, too.
+template <int T, bool GIVEN> DEVICE void refresh(const Rows& rows) {
     const unsigned thread = anew(threadIdx.x);
-    if ((int)thread / 32 < busy) return;
     const int chunk = thread % CHUNKS;
     const Norm norm(array<float>(NORMS), CHANNELS, chunk);
     const int start = (THREADS - 1 - thread) / CHUNKS;  // the last ones have least to do else
-    for (int i = start; i < rows.count; i += (THREADS - 32 * busy) / CHUNKS) {
+    for (int i = start; i < rows.count; i += THREADS / CHUNKS) {
         const Entry entry = rows[i];
 #pragma unroll
         for (int t = 0; t < T; ++t) {

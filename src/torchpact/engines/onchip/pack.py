@@ -47,23 +47,36 @@ def pack_norms(units: Sequence[ResidualUnit]) -> Tensor:
 
 
 def pack_heads(heads: Sequence[HaltingHead]) -> Tensor:
-    """Return [heads][5][3][4 lanes][channels / 4]: three rows of taps between rows of zeros.
+    """Return [heads][2][channels / 16][32 lanes][8]: fragments of what pixels are multiplied with.
 
-    A lane's numbers are those of channels 16 k + 2 · lane + {0, 1, 8, 9}, for every k.
+    A column has the taps, or zeros, by which a pixel adds to a neighbour's logit: columns 2 q, 2 q + 1 and
+    8 + 2 q to those of row q of four, left to right. The pixel is in row 1; in the second matrix, in row 2.
+    Column 9, and there 11, has the weights of the mean.
     """
     packed = []
     for head in heads:
         assert head.conv is not None
-        taps = head.conv.weight.detach()[0].permute(1, 2, 0)
-        lanes = taps.reshape(3, 3, -1, 2, 4, 2).permute(0, 1, 4, 2, 3, 5).reshape(3, 3, 4, -1)
-        packed.append(F.pad(lanes, (0, 0, 0, 0, 0, 0, 1, 1)))
-    return torch.stack(packed)
+        taps, pool = head.conv.weight.detach()[0].flip(1, 2), head.linear.weight.detach()[0]
+        for lower in range(2):
+            rows = F.pad(taps, (0, 1, lower, 1 - lower))  # (channels, q, three columns and one more)
+            rows[:, lower, 3] = pool
+            packed.append(fragments(rows.unflatten(2, (2, 2)).transpose(1, 2).flatten(1)).squeeze(1))
+    matrices: Tensor = torch.stack(packed).unflatten(0, (-1, 2))
+    return matrices
 
 
 def pack_pools(heads: Sequence[HaltingHead]) -> Tensor:
-    """Return [heads][channels + 4]: the weights of the mean, then the bias and three zeros."""
-    rows = [[head.linear.weight.detach()[0], F.pad(head.linear.bias.detach(), (0, 3))] for head in heads]
-    return torch.stack([torch.cat(row).float() for row in rows])
+    """Return [heads][channels + 4]: the weights of the mean, then the bias and three zeros.
+
+    The kernel adds up whole numbers, of which none is NaN: with taps that are not finite, the bias is.
+    """
+    rows = []
+    for head in heads:
+        assert head.conv is not None
+        known = head.conv.weight.detach().isfinite().all()
+        bias = head.linear.bias.detach().where(known, torch.nan)
+        rows.append(torch.cat([head.linear.weight.detach()[0], F.pad(bias, (0, 3))]).float())
+    return torch.stack(rows)
 
 
 def pack_stem(stem: nn.Conv2d) -> Tensor:

@@ -32,6 +32,7 @@ class Plan:
     ahead: int = 2  # steps that weights are read ahead
     tall: int = 1
     bordered: bool = False  # the residual stream, too
+    gap: int = 1  # columns between rows of logits
     hold: bool = False
     ctas: int = 2
     overlap: bool = False  # begins before the block before it has ended
@@ -50,13 +51,10 @@ class Plan:
         homes = slots if self.bordered else pixels + 1
         parts = [x, chunks * _plane(slots, chunks), chunks * _plane(homes, chunks)]
         parts += [2 * pixels // self.tall, pixels]
-        parts += [
-            4 * images * self.warps * channels,
-            4 * images * self.warps * self.cluster,
-            16,
-            16 * channels,
-        ]
-        parts += [4 * channels + 16, 30 * channels, pixels // 8 + 8, 4 * rows]
+        if self.adaptive:
+            parts += [4 * (rows * (self.width + self.gap) + 1)]
+        parts += [4 * self.warps * channels, 4 * images * self.warps * self.cluster, 16, 16 * channels]
+        parts += [4 * channels + 16, pixels // 8 + 8, 4 * rows]
         return sum(-(-part // 16) * 16 for part in parts)
 
     @property
@@ -111,6 +109,7 @@ def candidates(
             classes=classes,
             images=1,
             adaptive=adaptive,
+            gap=8 if width >> k == 32 else 1,  # by banks that adds meet, all active: 1.0 for 3.9 turns
             overlap=k > 0 and device.overlaps,
         )
         found = [plan for way in _ways(block, batch, device) if (plan := _first(way, batch, device))]
@@ -157,32 +156,39 @@ def _time(plan: Plan, batch: int, device: Device) -> float:
 def _ways(block: Plan, batch: int, device: Device) -> list[list[Iterator[Plan]]]:
     """Ways to run a block, the likeliest first: each of them kinds of plans, of which the first that fits.
 
-    Times are those of ResNet-110 on an H200, of 1024 images if not said otherwise, with all, half and a
-    quarter of the pixels active.
+    Times are those of ResNet-110 on an H200, of 1024 images if not said otherwise: trained (``tau0.005``) and
+    plain; or with all, half and a quarter of the pixels active, when heads still read neighbours.
     """
     if block.channels not in (16, 32, 64, 128, 256):  # warps must fit the groups of outputs
         return []
     crowded = batch > 2 * device.multiprocessors
+    bordered = replace(block, bordered=True)
     if crowded and block.channels == 32:
-        # small ones: 608, 594, 508 µs for 743, 562, 424, so that it depends on the images; plain 472 for 566
+        # trained 339 µs, small ones 358, which are faster with all pixels active; plain 563 and 467
         ways = [[_usual(block)], [_small(block)]]
         return ways if block.adaptive else ways[::-1]
     kinds = [_usual(block)]
-    bordered = replace(block, bordered=True)
-    if block.channels in (16, 64):
-        # 16 channels: 852, 658, 497 µs for 898, 685, 512; 64, a single image: 137, 133, 119 for 143, 134, 121
+    if block.channels == 64:
+        # a single image: 137, 133, 119 µs for 143, 134, 121
         kinds = [_usual(bordered), *kinds]
-    if block.channels == 16 and batch <= device.multiprocessors:
-        # 64 images: 141, 121, 96 µs for 149, 123, 97
-        kinds = [_alone(bordered), *kinds]
     if batch <= device.multiprocessors:
+        if block.channels == 16:
+            # 64 images: 141, 121, 96 µs for 149, 123, 97
+            kinds = [_alone(bordered), *kinds]
         ways = [[_together(bordered, cluster)] for cluster in (8, 4) if device.holds(cluster * batch)]
         if block.channels in (32, 64):
             return [*ways, kinds, [_deep(bordered if block.channels == 64 else block)]]
         return [*ways, kinds]
+    if block.channels == 16:
+        if not block.adaptive:
+            return [[_usual(bordered), *kinds]]
+        # there is no room for a border and the widest gap: 417 µs with the one, 425 with the other
+        return [[_usual(replace(bordered, gap=min(block.gap, 3)))], kinds]
     if block.channels == 64 and crowded:
-        # 551, 544, 444 µs with a border, 572, 554, 449 without, for 637, 623, 479
-        kinds = [_wide(bordered), _wide(block), *kinds]
+        # 551, 544, 444 µs with a border, 572, 554, 449 without, for 637, 623, 479; tall ones: trained 432 µs
+        # for 387, plain 440 for 448
+        ways = [[_wide(bordered), _wide(block), *kinds], [_tall(bordered)]]
+        return ways if block.adaptive else ways[::-1]
     return [kinds]
 
 
@@ -201,6 +207,12 @@ def _small(block: Plan) -> Iterator[Plan]:
     """Few warps an image: each reads weights for two tiles of two rows."""
     if block.height % 2 == 0:
         yield replace(block, ctas=3, warps=4, n_tiles=4, m_tiles=2, tall=2, ahead=3)
+
+
+def _tall(block: Plan) -> Iterator[Plan]:
+    """Two images have few warps: each reads weights for half of the outputs of two tiles of two rows."""
+    if block.height % 2 == 0:
+        yield replace(block, images=2, ctas=3, warps=4, n_tiles=4, m_tiles=2, tall=2, ahead=2)
 
 
 def _wide(block: Plan) -> Iterator[Plan]:
