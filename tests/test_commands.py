@@ -81,7 +81,7 @@ def test_train_warm_start_and_evaluate_work_together(run, tmp_path):
     assert folder[:2] == (0, out)
     code, _, error = run("evaluate", tmp_path, "--data", "sample")
     assert code == 2
-    assert "expected a checkpoint, got a folder without one" in error
+    assert "expected a checkpoint, or config.json and model.safetensors; got a folder without any" in error
 
 
 def test_several_taus_and_seeds_make_a_sweep(run, tmp_path):

@@ -1,13 +1,16 @@
 """torchpact maps."""
 
 import json
+import os
 import sys
+from pathlib import Path
 
 import pytest
 from PIL import Image
 
 from tests.viz.networks import write_checkpoint
 from torchpact import cli
+from torchpact.commands.common import check_folder
 from torchpact.data import load_sample
 from torchpact.models import ResNetConfig, zoo
 from torchpact.training import TrainConfig
@@ -127,13 +130,35 @@ def test_where_nothing_can_be_written_is_told_before_anything_is_computed(run, t
     for output in (file, file / "below"):
         code, printed, err = run("--model", model, "--count", 1, "-o", output)
         assert (code, printed) == (2, "")
-        assert err == f"torchpact: {output}: expected a folder for the figures, got a file ({file})\n"
-    monkeypatch.setattr("os.access", lambda *_: False)
-    _, _, err = run("--model", model, "--count", 1, "-o", tmp_path / "new")
-    assert err.startswith(
-        f"torchpact: {tmp_path / 'new'}: expected a folder that can be written in, got a prot"
+        assert err == f"torchpact: {output}: expected a folder for the results, got a file ({file})\n"
+
+
+@pytest.mark.skipif(not Path("/proc/self").is_dir(), reason="needs a folder that nobody can write in: /proc")
+def test_a_folder_that_nobody_can_write_in_is_told_before_anything_is_read(run, monkeypatch):
+    monkeypatch.setattr("torchpact.commands.maps.find_network", lambda name: pytest.fail("read before"))
+    for output in ("/proc/x", "/proc/x/y", "/proc"):
+        code, printed, err = run("-o", output)
+        assert (code, printed) == (2, "")
+        told = f"torchpact: {output}: expected a folder that can be written in, got /proc ("
+        assert err.startswith(told)
+        assert err.count("\n") == 1
+
+
+def test_a_protected_folder_is_told(run, tmp_path):
+    tmp_path.chmod(0o500)
+    if os.access(tmp_path, os.W_OK):
+        pytest.skip("needs a user whom permissions bind")
+    _, _, err = run("-o", tmp_path / "new")
+    assert err == (
+        f"torchpact: {tmp_path / 'new'}: expected a folder that can be written in, "
+        f"got {tmp_path} (Permission denied)\n"
     )
-    assert not (tmp_path / "new").exists()
+
+
+def test_to_look_whether_a_folder_can_be_written_in_leaves_nothing(tmp_path):
+    check_folder(tmp_path)
+    check_folder(tmp_path / "new" / "one")
+    assert not names(tmp_path)
 
 
 def test_random_takes_another_seed_every_time_and_tells_it(run, tmp_path):

@@ -17,7 +17,7 @@ from torchpact.model_card import markdown
 from torchpact.models import ResNet, build, zoo
 from torchpact.models.zoo import Entry
 from torchpact.training import TrainConfig
-from torchpact.training.checkpoint import load_checkpoint, load_model, save_checkpoint
+from torchpact.training.checkpoint import load_checkpoint, network_in, save_checkpoint
 from torchpact.training.evaluate import evaluate_modes
 from torchpact.training.run_files import RunFiles
 
@@ -92,8 +92,9 @@ def _finished(files: RunFiles) -> dict[str, Any]:
 
 def _trained(files: RunFiles) -> tuple[ResNet, TrainConfig]:
     """The network of a finished run; files of one may have been gathered at different times."""
-    model, config = load_model(files.last)
-    reached = load_checkpoint(files.last).info.get("iteration")
+    checkpoint = load_checkpoint(files.last)
+    model, config = network_in(files.last, checkpoint)
+    reached = checkpoint.info.get("iteration")
     if reached != config.iterations:
         raise ValueError(
             f"{files.last}: expected weights of iteration {config.iterations:,}, the last; got {reached!r}"

@@ -166,6 +166,18 @@ def test_weights_of_another_iteration_than_the_last_are_refused(run, tmp_path, m
         publishing.add_entry(tmp_path, "a", images("test", 32), tmp_path)
 
 
+def test_a_checkpoint_is_read_once(run, tmp_path, monkeypatch):
+    def counted(path):
+        read.append(path)
+        return load_checkpoint(path)
+
+    read: list[object] = []
+    monkeypatch.setattr(publishing, "load_checkpoint", counted)
+    monkeypatch.setattr("torchpact.training.checkpoint.load_checkpoint", counted)
+    publishing.add_entry(run, "a", images("test", 32), tmp_path)
+    assert read == [run / "last.safetensors"]
+
+
 def test_weights_without_the_state_of_an_optimizer_will_do(run, tmp_path):
     last = load_checkpoint(run / "last.safetensors")
     weights = {name: value for name, value in last.tensors.items() if name.startswith("model.")}
@@ -274,7 +286,9 @@ def test_a_folder_without_a_checkpoint_does_not_hide_a_name_of_the_zoo(tmp_path,
     (tmp_path / "resnet32-plain" / "model.safetensors").touch()  # as save_pretrained leaves it
     assert network_file("resnet32-plain") == ENTRIES["resnet32-plain"].path
     (tmp_path / "other").mkdir()
-    with pytest.raises(CheckpointError, match="expected a checkpoint, got a folder without one"):
+    with pytest.raises(
+        CheckpointError, match=r"expected a checkpoint, or config\.json and .*; got a folder without"
+    ):
         network_file("other")
 
 

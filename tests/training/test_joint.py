@@ -275,6 +275,21 @@ def test_what_cannot_be_joined_is_told(method, settings):
         Joint(others)
 
 
+def test_teachers_that_know_the_same_are_compared_once_and_one_is_kept(monkeypatch):
+    def counted(one, other):
+        compared.append(one is not other)
+        return same(one, other)
+
+    compared: list[bool] = []
+    same = joint._same
+    monkeypatch.setattr(joint, "_same", counted)
+    others = learners(images(), teacher=teacher(), distill=0.7)
+    first = others[0].teacher
+    join(others)
+    assert all(one.teacher is first for one in others)
+    assert sum(compared) == 2
+
+
 def test_those_that_have_joined_or_are_elsewhere_do_not_join_again():
     data = images()
     one, two, three = learners(data)

@@ -20,6 +20,7 @@ from torchpact.engines.graphs import Graphed, repeatable
 from torchpact.engines.timing import in_turns, interleaved
 from torchpact.flops import _block_flops, count_flops, flops_from_ponders, max_flops
 from torchpact.models import ResNet, ResNetConfig
+from torchpact.modes import Mode
 
 Row = dict[str, Any]
 
@@ -84,16 +85,22 @@ class NetworkBench:
 
     @torch.no_grad()
     def row(
-        self, masks: str, model: ResNet, images: Tensor, engines: Sequence[str] = (), memory: bool = True
+        self,
+        masks: str,
+        model: ResNet,
+        images: Tensor,
+        engines: Sequence[str] = (),
+        memory: bool = True,
+        mode: Mode | str = "thresholded",
     ) -> Row:
         """Measure a network deployed in thresholded mode; ``engines`` are timed by themselves, too."""
         model, images = model.to(self.setting.device, self.setting.dtype), self._images(images)
         self.given.copy_(images)  # to the dense ones
         # details would be what a plain network has not: logits, steps and costs are returned
-        fast = deploy(model, images, mode="thresholded", details=False)
+        fast = deploy(model, images, mode=mode, details=False)
         ours: dict[str, Callable[[], object]] = {"deployed": partial(fast, images)}
         for name in engines:
-            only = deploy(model, images, mode="thresholded", engines=[name], details=False)
+            only = deploy(model, images, mode=mode, engines=[name], details=False)
             if {each.engine for each in only.report.measurements} == {name, "blocks"}:
                 ours[name] = partial(only, images)
         times = in_turns({**self.dense, **ours}, seconds=self.setting.seconds, least=5, most=400)

@@ -20,7 +20,7 @@ from torchpact.bench.blobs import with_blobs
 from torchpact.bench.dense import plain_config
 from torchpact.bench.figure import draw
 from torchpact.bench.rows import BlockBench, BottleneckBench, NetworkBench, Row, Setting
-from torchpact.commands.common import Device, find_network, pick_device
+from torchpact.commands.common import Device, Network, check_folder, find_network, pick_device
 from torchpact.data import load_sample, standardize
 from torchpact.models import ResNetConfig
 
@@ -55,7 +55,8 @@ def bench(
         typer.Option(help="resnet32, resnet110, resnet50 or none; repeated."),
     ] = None,
     model: Annotated[
-        list[str] | None, typer.Option(help="Checkpoints, which decide on test images; repeated.")
+        list[str] | None,
+        typer.Option(help="Networks, named as for evaluate, which decide on test images; repeated."),
     ] = None,
     batch: Annotated[list[int] | None, typer.Option(help="Batch sizes; repeated.")] = None,
     active: Annotated[list[float] | None, typer.Option(help="Shares of active pixels; repeated.")] = None,
@@ -88,7 +89,8 @@ def bench(
     batches = [check_count("batch", size) for size in batch or plan["batch"]]
     blocks = [_block(name) for name in (plan["block"] if block is None and not model else block or [])]
     networks = _networks(plan["network"] if network is None and not model else network or [])
-    trained = [(name, *find_network(name)) for name in model or []]
+    check_folder(output)
+    trained = [(name, find_network(name)) for name in model or []]
     precision = precision or ("bf16" if place.type == "cuda" else "fp32")
     if precision not in PRECISIONS:
         raise ValueError(f"expected a precision of {', '.join(PRECISIONS)}; got {precision!r}")
@@ -121,7 +123,7 @@ def _measure(
     setting: Setting,
     blocks: Sequence[tuple[int, int]],
     networks: Sequence[int],
-    trained: Sequence[tuple[str, Any, Any]],
+    trained: Sequence[tuple[str, Network]],
     batches: Sequence[int],
     shares: Sequence[float],
 ) -> Iterator[Row]:
@@ -148,11 +150,12 @@ def _measure(
             whole = of(config, torch.zeros(batch, 3, 32, 32))
             for share in shares:
                 yield whole.row(f"blobs {share:.0%}", *with_blobs(config, batch, share))
-        for name, model, config in trained:
+        for name, network in trained:
+            model, mode = network.model, network.mode("thresholded")
             images = standardize(load_sample("test").images).repeat(-(-batch // 500), 1, 1, 1)[:batch]
             if model.config.image_size != images.size(2):
                 raise ValueError(f"{name}: expected a network for images of {images.size(2)} pixels")
-            yield of(model.config, images).row(f"trained, {config.method}, tau {config.tau:g}", model, images)
+            yield of(model.config, images).row(f"trained, {network.recipe}", model, images, mode=mode)
 
 
 def _block(name: str) -> tuple[int, int]:

@@ -1,16 +1,20 @@
-"""What several commands share: where the data is, and which device to use."""
+"""What several commands share: where data and networks are, and which device to use."""
 
+import os
 import re
+import tempfile
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import torch
 import typer
 
 from torchpact.data import Images, load_cifar10, load_sample
 from torchpact.models import ResNet, zoo
+from torchpact.models.hub_files import FILES, files_in, mode_of, name_of
+from torchpact.modes import MODES, Mode
 from torchpact.training import TrainConfig
-from torchpact.training.checkpoint import CheckpointError, is_of_sequences, load_model
+from torchpact.training.checkpoint import CheckpointError, is_of_sequences, load_network
 from torchpact.training.run_files import RunFiles
 
 DataRoot = Annotated[
@@ -45,28 +49,79 @@ class Interrupted(Exception):
         self.code = 128 + number
 
 
+class Network(NamedTuple):
+    """A network for images, and what it was trained with; folders of ``save_pretrained`` do not say."""
+
+    model: ResNet
+    config: TrainConfig | None
+
+    @property
+    def modes(self) -> tuple[str, ...]:
+        """The modes to evaluate in: those that go with its training, or the one that it was saved in."""
+        if self.config is not None:
+            return self.config.modes
+        own = mode_of(self.model)
+        return () if own is None else (name_of(own),)
+
+    @property
+    def recipe(self) -> str:
+        """How it was trained, as far as is known."""
+        return "recipe unknown" if self.config is None else f"{self.config.method}, tau {self.config.tau:g}"
+
+    def mode(self, name: str) -> Mode | str:
+        """The mode of that name, with the settings that the network was saved with, if in this mode."""
+        own = mode_of(self.model)
+        return own if self.config is None and own is not None and MODES.get(name) is type(own) else name
+
+
 def network_file(name: str | Path) -> Path:
-    """Return the checkpoint that a user means: a file, the last of a run's folder, or one of the zoo."""
+    """Return the checkpoint a user means, be it a run's or the zoo's, or the folder of a saved network."""
     path = Path(name)
+    if path.is_file():  # the weights of a saved network are nothing without the rest of its folder
+        return path.parent if path.name == FILES[1] and _is_saved(path.parent) else path
     files = RunFiles(path)
-    for file in (path, files.last, files.previous):
-        if file.is_file():
-            return file
-    # a folder of that name may be what save_pretrained has made
+    last = next((file for file in (files.last, files.previous) if file.is_file()), None)
+    if last is not None and _is_saved(path):
+        got = f"{last.name} and {FILES[1]}, either of which can be named"
+        raise CheckpointError(f"{path}: expected a run or a saved network, got both ({got})")
+    if last is not None or _is_saved(path):
+        return last or path
     known = {entry.name: entry.path for entry in zoo.entries()}
-    if str(name) not in known and path.is_dir():
-        raise CheckpointError(f"{path}: expected a checkpoint, got a folder without one")
-    if str(name) not in known:
-        raise CheckpointError(f"{path}: no such checkpoint, nor network of the zoo ({', '.join(known)})")
-    return known[str(name)]
+    if str(name) in known:  # whatever else a folder of that name holds
+        return known[str(name)]
+    if path.is_dir():
+        saved = files_in(path)
+        got = f"{saved[0]} alone" if saved else "a folder without any"
+        raise CheckpointError(f"{path}: expected a checkpoint, or {' and '.join(FILES)}; got {got}")
+    raise CheckpointError(
+        f"{path}: no such checkpoint or folder, nor network of the zoo ({', '.join(known)})"
+    )
 
 
-def find_network(name: str) -> tuple[ResNet, TrainConfig]:
-    """Return the network for images that a user names, and what it was trained with."""
+def _is_saved(folder: Path) -> bool:
+    return len(files_in(folder)) == len(FILES)
+
+
+def find_network(name: str | Path) -> Network:
+    """Return the network for images that a user names."""
     path = network_file(name)
-    if is_of_sequences(path):
+    if path.is_file() and is_of_sequences(path):
         raise CheckpointError(f"{path}: expected a network for images, got one for sequences")
-    return load_model(path)
+    return Network(*load_network(path))
+
+
+def check_folder(folder: Path) -> None:
+    """Refuse one that cannot be written in, before anything is computed; none is made yet."""
+    there = next(path for path in (folder, *folder.absolute().parents) if os.path.lexists(path))
+    if not there.is_dir():
+        raise ValueError(f"{folder}: expected a folder for the results, got a file ({there})")
+    try:  # to ask for permission is not enough: nobody writes in /proc
+        with tempfile.TemporaryDirectory(prefix=".torchpact-", dir=there) as made:
+            (Path(made) / "file").touch()
+    except OSError as error:
+        raise ValueError(
+            f"{folder}: expected a folder that can be written in, got {there} ({error.strerror})"
+        ) from error
 
 
 def load_test(root: Path | None, device: torch.device) -> Images:

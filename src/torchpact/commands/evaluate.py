@@ -10,17 +10,21 @@ from rich.console import Console
 from rich.table import Table
 
 from torchpact._checks import check_count
-from torchpact.commands.common import DataRoot, Device, load_test, network_file, pick_device
+from torchpact.commands.common import DataRoot, Device, Network, load_test, network_file, pick_device
 from torchpact.commands.results import result_lines
 from torchpact.commands.train_sequences import load_test_text
-from torchpact.training.checkpoint import is_of_sequences, load_model, load_sequence_model
+from torchpact.data.cifar10_formats import CLASSES
+from torchpact.training.checkpoint import is_of_sequences, load_network, load_sequence_model
 from torchpact.training.evaluate import evaluate_modes
 from torchpact.training.sequence_trainer import evaluate_sequences
 
 
 def evaluate(
     checkpoint: Annotated[
-        Path, typer.Argument(help="A run's folder or .safetensors file, or a network of the zoo.")
+        Path,
+        typer.Argument(
+            help="A run's folder or .safetensors file, a network of the zoo, or a folder of save_pretrained."
+        ),
     ],
     mode: Annotated[
         list[str] | None, typer.Option(help="relaxed, discrete, thresholded or act; several if repeated.")
@@ -43,7 +47,7 @@ def evaluate(
     """
     place = pick_device(device)
     given, checkpoint = checkpoint, network_file(checkpoint)
-    if is_of_sequences(checkpoint):
+    if checkpoint.is_file() and is_of_sequences(checkpoint):
         if batch is not None or precision != "fp32":
             raise ValueError(f"{given}: expected --batch and --precision for a network for images only")
         measured = _on_sequences(checkpoint, mode, data, place, examples, seed)
@@ -51,11 +55,14 @@ def evaluate(
         return
     if examples is not None:
         raise ValueError(f"{given}: expected --examples for a network for sequences only")
-    model, config = load_model(checkpoint)
+    network = Network(*load_network(checkpoint))
+    model = network.model
     if mode and not model.config.adaptive:
         raise ValueError(f"{given}: expected no mode for a plain network, got {', '.join(mode)}")
+    if model.config.classes < len(CLASSES):
+        raise ValueError(f"{given}: expected a network of {len(CLASSES)} classes, got {model.config.classes}")
     test = load_test(data, place)
-    modes = tuple(mode) if mode else config.modes
+    modes = {name: network.mode(name) for name in mode or network.modes}
     measured = evaluate_modes(model.to(place), test, modes, precision=precision, batch=batch, seed=seed)
     if as_json:
         print(json.dumps(measured, indent=2))

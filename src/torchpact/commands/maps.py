@@ -1,7 +1,6 @@
 """torchpact maps: where networks compute, drawn beside the image."""
 
 import json
-import os
 import secrets
 import sys
 import warnings
@@ -13,13 +12,13 @@ import torch
 import typer
 
 from torchpact._checks import check_count
-from torchpact.commands.common import Device, find_network, load_test, pick_device
+from torchpact.commands.common import Device, Network, check_folder, find_network, load_test, pick_device
 from torchpact.data import DataError, read_picture
 from torchpact.data.cifar10_formats import CLASSES
 from torchpact.models import ResNet
-from torchpact.training import TrainConfig
 from torchpact.training.titles import title, title_of
 from torchpact.viz import PonderMaps, compare_maps, ponder_maps, save, show_blocks
+from torchpact.viz.map_figures import shortened
 
 MOST_IMAGES = 60
 MODEL = "resnet110-tau0.005"
@@ -37,7 +36,8 @@ def maps(
     model: Annotated[
         list[str] | None,
         typer.Option(
-            help="An adaptive network, by checkpoint or zoo name; several side by side, if repeated.",
+            help="An adaptive network: a checkpoint, a run, one of the zoo or a folder of save_pretrained; "
+            "several side by side, if repeated.",
             show_default=MODEL,
         ),
     ] = None,
@@ -68,10 +68,11 @@ def maps(
     [dim]Example: torchpact maps photo.jpg -o out[/dim]
     """
     place = pick_device(device)
+    check_folder(output)
     seed = secrets.randbelow(2**31) if random else check_count("seed", seed, 0, 2**63 - 1)
     models = model or [MODEL]
-    networks = [(name, *find_network(name)) for name in models]
-    size = _image_size([(name, network) for name, network, _ in networks])
+    networks = [(name, find_network(name)) for name in models]
+    size = _image_size([(name, network.model) for name, network in networks])
     problems: list[str] = []
     if images:
         names, pixels, problems = _read(images, size)
@@ -80,9 +81,8 @@ def maps(
             raise ValueError(f"expected a count of 1 to {MOST_IMAGES}, got {count}")
         chosen = load_test(data, torch.device("cpu")).random(count, seed)
         names, pixels = [CLASSES[label] for label in chosen.labels.tolist()], chosen.images
-    _check_folder(output)
-    found = [ponder_maps(network.to(place), pixels.to(place), mode, seed=seed) for _, network, _ in networks]
-    titles = _titles([config for _, _, config in networks], mode)
+    found = [_maps_of(network, pixels.to(place), mode, seed) for _, network in networks]
+    titles = _titles(networks, mode)
     paths = _draw(pixels, titles, found, output, [Path(name).name for name in names] if images else [])
     titles = [title.replace("\n", ", ") for title in titles]
     results = [_numbers(*one, names) for one in zip(models, titles, found, strict=True)]
@@ -131,27 +131,38 @@ def _read(paths: list[Path], size: int) -> tuple[list[str], torch.Tensor, list[s
     return [name for name, _ in pixels], torch.stack([picture for _, picture in pixels]), problems
 
 
-def _check_folder(folder: Path) -> None:
-    """Refuse one that cannot be written in, before anything is computed; none is made yet."""
-    there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
-    if not there.is_dir():
-        raise ValueError(f"{folder}: expected a folder for the figures, got a file ({there})")
-    if not os.access(there, os.W_OK | os.X_OK):
-        raise ValueError(f"{folder}: expected a folder that can be written in, got a protected one ({there})")
+def _maps_of(network: Network, pixels: torch.Tensor, mode: str | None, seed: int) -> PonderMaps:
+    chosen = None if mode is None else network.mode(mode)
+    return ponder_maps(network.model.to(pixels.device), pixels, chosen, seed=seed)
 
 
-def _titles(configs: list[TrainConfig], mode: str | None) -> list[str]:
+def _titles(networks: list[tuple[str, Network]], mode: str | None) -> list[str]:
     """What networks are called, in lines: with their depths where these differ, and never two alike."""
-    depths = len({config.network.layers for config in configs}) > 1
-    titles = [title(config).replace(", ", "\n", 1) if depths else title_of(config) for config in configs]
+    depths = len({network.model.config.layers for _, network in networks}) > 1
+    titles = [_title(name, network, depths) for name, network in networks]
     if mode is not None:
         kind = "as ACT" if mode == "act" else mode
         titles = [
-            f"{one}\nevaluated {kind}" if (mode == "act") != (config.method == "act") else one
-            for one, config in zip(titles, configs, strict=True)
+            f"{one}\nevaluated {kind}" if _is_unlike(network, mode) else one
+            for one, (_, network) in zip(titles, networks, strict=True)
         ]
     alike = Counter(titles)
     return [f"{one} ({n})" if alike[one] > 1 else one for n, one in enumerate(titles, start=1)]
+
+
+def _title(name: str, network: Network, depth: bool) -> str:
+    """What the paper calls a network and its τ; where nobody knows, the name of its folder."""
+    if network.config is None:
+        called = shortened(Path(name).resolve().name, 17)  # as wide as a map
+        return f"ResNet-{network.model.config.layers}\n{called}" if depth else called
+    return title(network.config).replace(", ", "\n", 1) if depth else title_of(network.config)
+
+
+def _is_unlike(network: Network, mode: str) -> bool:
+    """Whether a mode is one of another kind than the network was trained for, or than it was saved in."""
+    if network.config is None:
+        return mode not in network.modes
+    return (mode == "act") != (network.config.method == "act")
 
 
 def _print_all_but_last(problems: list[str]) -> str:

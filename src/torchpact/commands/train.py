@@ -70,13 +70,14 @@ def train(
     warm_start: Annotated[
         str | None,
         typer.Option(
-            help="Checkpoint of a plain network to start from; {seed} is filled in.", rich_help_panel=IMAGES
+            help="Plain network to start from: checkpoint, run, name of the zoo; {seed} is filled in.",
+            rich_help_panel=IMAGES,
         ),
     ] = None,
     teacher: Annotated[
         str | None,
         typer.Option(
-            help="Checkpoint of a plain network to learn from, if not --warm-start's; {seed} is filled in.",
+            help="Plain network to learn from, likewise, if not --warm-start's.",
             rich_help_panel=IMAGES,
         ),
     ] = None,

@@ -5,13 +5,10 @@ weights are a safetensors file, and no other; the configuration is config.json b
 """
 
 import json
-from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 
 try:
     from huggingface_hub import ModelCard, PyTorchModelHubMixin
@@ -20,12 +17,8 @@ except ImportError:
         'expected the package huggingface_hub to be installed (pip install ".[hub]", from a clone)'
     ) from None
 
-from torchpact.models import zoo
-from torchpact.models.config import ResNetConfig
+from torchpact.models import hub_files, zoo
 from torchpact.models.resnet import ResNet
-from torchpact.modes import MODES, Mode
-
-_FILES = ("config.json", "model.safetensors")
 
 _CARD = """\
 ---
@@ -62,15 +55,13 @@ class HubResNet(
     def __init__(
         self, mode: str | None = None, mode_settings: dict[str, float] | None = None, **settings: Any
     ) -> None:
-        if mode is not None and mode not in MODES:
-            raise ValueError(f"expected a mode among {', '.join(MODES)}; got {mode!r}")
-        made = None if mode is None else MODES[mode](**(mode_settings or {}))
-        super().__init__(ResNetConfig(**settings), made)
+        given = {"mode": mode, "mode_settings": mode_settings} | settings
+        super().__init__(*hub_files.from_settings(given))
 
     @classmethod
     def of(cls, model: ResNet) -> "HubResNet":
         """Return a network with the weights of ``model``, in the same mode; generators stay behind."""
-        made = cls(**_settings(model))
+        made = cls(**hub_files.to_settings(model))
         made.load_state_dict(model.state_dict())
         return made.train(model.training)
 
@@ -78,7 +69,7 @@ class HubResNet(
         self, save_directory: str | Path, *, config: Any = None, **options: Any
     ) -> str | None:
         """As the mixin does, in the mode the network is in now rather than the one it was made in."""
-        config = _settings(self) if config is None else config
+        config = hub_files.to_settings(self) if config is None else config
         card = Path(save_directory) / "README.md"
         # the mixin keeps a card that is there; one of the zoo would be of another network
         if card.is_file() and card.read_text(encoding="utf-8").strip() in _cards():
@@ -92,16 +83,12 @@ class HubResNet(
     ) -> "HubResNet":
         """As the mixin does, but what is missing, broken, or does not fit is told in one line."""
         place = pretrained_model_name_or_path
-        if Path(place).is_dir() and not all((Path(place) / name).is_file() for name in _FILES):
-            got = [name for name in _FILES if (Path(place) / name).is_file()]
-            raise ValueError(f"{place}: expected {' and '.join(_FILES)}, got {got[0] if got else 'neither'}")
+        if Path(place).is_dir():
+            hub_files.read_config(Path(place))
         try:
             model: HubResNet = super().from_pretrained(place, strict=strict, **options)
         except (json.JSONDecodeError, UnicodeDecodeError, AttributeError, TypeError) as error:
-            told = " ".join(str(error).split())
-            raise ValueError(
-                f"{place}: expected the settings of a network in config.json, got {told}"
-            ) from error
+            raise hub_files.not_settings(place, error) from error
         return model
 
     def generate_model_card(self, *args: Any, **options: Any) -> Any:
@@ -118,42 +105,20 @@ class HubResNet(
 
     @classmethod
     def _from_pretrained(cls, *, model_id: str, **options: Any) -> Any:
-        if "units" not in options:  # a repository without config.json would give the default network
-            raise ValueError(f"{model_id}: expected config.json to say how many units a block has")
+        hub_files.check_depth(model_id, options)  # a repository without config.json says nothing
         return super()._from_pretrained(model_id=model_id, **options)
 
     @classmethod
     def _load_as_safetensor(cls, model: Any, model_file: str, map_location: str, strict: bool) -> Any:
-        try:
-            weights = load_file(model_file, device=str(map_location))
-        except SafetensorError as error:
-            raise ValueError(f"{model_file}: not a readable safetensors file ({error})") from error
+        weights = hub_files.read_weights(model_file, str(map_location))
         if strict:
-            _check_fit(model_file, model, weights)
+            hub_files.check_fit(model_file, model, weights)
         model.load_state_dict(weights, strict=strict)
         return model.to(map_location).eval()
 
     @classmethod
     def _load_as_pickle(cls, model: Any, model_file: str, map_location: str, strict: bool) -> Any:
         raise ValueError(f"expected weights as model.safetensors, got {Path(model_file).name} alone")
-
-
-def _check_fit(file: str, model: ResNet, weights: dict[str, torch.Tensor]) -> None:
-    """Refuse weights of another network than config.json describes."""
-    wanted = model.state_dict()
-    shapes = [name for name in wanted if name in weights and weights[name].shape != wanted[name].shape]
-    found = {
-        "missing": [name for name in wanted if name not in weights],
-        "too many": [name for name in weights if name not in wanted],
-        "of another shape": shapes,
-    }
-    told = [f"{_some(names)} {what}" for what, names in found.items() if names]
-    if told:
-        raise ValueError(f"{file}: expected the weights that config.json describes, got {', '.join(told)}")
-
-
-def _some(names: list[str]) -> str:
-    return names[0] if len(names) == 1 else f"{len(names)} tensors ({names[0]}, …)"
 
 
 def _in_the_zoo(model: ResNet) -> zoo.Entry | None:
@@ -169,21 +134,3 @@ def _in_the_zoo(model: ResNet) -> zoo.Entry | None:
 
 def _cards() -> set[str]:
     return {entry.path.with_suffix(".md").read_text(encoding="utf-8").strip() for entry in zoo.entries()}
-
-
-def _settings(model: ResNet) -> dict[str, Any]:
-    """What the network is made from, as JSON holds it."""
-    modes: list[Mode | None] = [getattr(block, "mode", None) for block in model.blocks]
-    if any(mode != modes[0] for mode in modes):
-        raise ValueError(f"expected all blocks to be in one mode, got {', '.join(map(str, modes))}")
-    return asdict(model.config) | _mode_settings(modes[0])
-
-
-def _mode_settings(mode: Mode | None) -> dict[str, Any]:
-    if mode is None:
-        return {"mode": None, "mode_settings": None}
-    name = next((name for name, kind in MODES.items() if type(mode) is kind), None)
-    if name is None:
-        raise ValueError(f"expected a mode among {', '.join(MODES)}; got {mode}")
-    kept = [f.name for f in fields(mode) if f.compare]  # type: ignore[arg-type]
-    return {"mode": name, "mode_settings": {key: getattr(mode, key) for key in kept}}

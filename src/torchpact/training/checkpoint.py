@@ -17,6 +17,7 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from torchpact._files import write_whole
+from torchpact.models.hub_files import read_network
 from torchpact.models.resnet import ResNet, build
 from torchpact.models.sequence import SequenceNet
 from torchpact.training.config import TrainConfig
@@ -104,12 +105,22 @@ def load_latest(
 
 def load_model(path: Path) -> tuple[ResNet, TrainConfig]:
     """Return the network in a checkpoint, on the CPU and in evaluation, and what it was trained with."""
+    return network_in(path, load_checkpoint(path))
+
+
+def load_network(path: Path) -> tuple[ResNet, TrainConfig | None]:
+    """The same, or that of a folder of ``save_pretrained``, which does not say what it was trained with."""
+    return (read_network(path), None) if path.is_dir() else load_model(path)
+
+
+def network_in(path: Path, checkpoint: Checkpoint) -> tuple[ResNet, TrainConfig]:
+    """Return the network in a checkpoint that was read from ``path``."""
 
     def make(values: dict[str, Any]) -> tuple[ResNet, TrainConfig]:
         config = TrainConfig.from_dict(values)
         return build(config.network, config.training_mode()), config
 
-    return _load(path, make)
+    return _made(path, checkpoint, make)
 
 
 def load_sequence_model(path: Path) -> tuple[SequenceNet, SequenceTrainConfig]:
@@ -119,7 +130,7 @@ def load_sequence_model(path: Path) -> tuple[SequenceNet, SequenceTrainConfig]:
         config = SequenceTrainConfig.from_dict(values)
         return SequenceNet(config.network, config.training_mode()), config
 
-    return _load(path, make)
+    return _made(path, load_checkpoint(path), make)
 
 
 def is_of_sequences(path: Path) -> bool:
@@ -128,8 +139,7 @@ def is_of_sequences(path: Path) -> bool:
     return isinstance(config, dict) and "task" in config
 
 
-def _load(path: Path, make: Callable[[dict[str, Any]], tuple[M, C]]) -> tuple[M, C]:
-    checkpoint = load_checkpoint(path)
+def _made(path: Path, checkpoint: Checkpoint, make: Callable[[dict[str, Any]], tuple[M, C]]) -> tuple[M, C]:
     try:
         model, config = make(checkpoint.info["config"])
         prefix = "model."

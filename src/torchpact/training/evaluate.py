@@ -1,6 +1,6 @@
 """Evaluation of a network on a whole data set, in any set of modes."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from typing import Any, get_args
@@ -110,9 +110,10 @@ def evaluate(
 
 
 def evaluate_modes(
-    model: ResNet, data: Images, modes: Sequence[str], **options: Any
+    model: ResNet, data: Images, modes: Sequence[str] | Mapping[str, Mode | str], **options: Any
 ) -> dict[str, dict[str, Any]]:
-    """Evaluate in each of the modes; a plain network, which has none, under the name "plain"."""
+    """Evaluate in each of the modes, given by their names or for names; a plain network has "plain" alone."""
     if not model.config.adaptive:
         return {"plain": evaluate(model, data, **options).to_dict()}
-    return {mode: evaluate(model, data, mode, **options).to_dict() for mode in modes}
+    named = modes if isinstance(modes, Mapping) else {mode: mode for mode in modes}
+    return {name: evaluate(model, data, mode, **options).to_dict() for name, mode in named.items()}

@@ -26,7 +26,11 @@ def join(learners: Sequence[Learner]) -> list["Joint"]:
 
     As each has all of them advance, their trainers are to be run by ``train_together``.
     """
-    return [Joint(group) for group in groups(learners, can_join) if len(group) > 1]
+    found = [group for group in groups(learners, can_join) if len(group) > 1]
+    for group in found:
+        for one in group:
+            one.teacher = group[0].teacher  # which knows the same: no need to keep or compare another
+    return [Joint(group) for group in found]
 
 
 def can_join(learners: Sequence[Learner]) -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 from torchpact.data import Images
 from torchpact.models.resnet import warm_start
 from torchpact.training import distributed
-from torchpact.training.checkpoint import load_model
+from torchpact.training.checkpoint import load_network
 from torchpact.training.config import TrainConfig
 from torchpact.training.evaluate import evaluate_modes
 from torchpact.training.learner import Learner
@@ -22,8 +22,8 @@ from torchpact.training.variance import gradient_variance
 class Trainer(TrainingLoop[Learner]):
     """Trains one network on images; several can take turns on one device, see :func:`train_together`.
 
-    ``initial`` is the checkpoint of a plain network to start from, ``teacher`` that of one to learn from, if
-    the configuration says so; by default the same.
+    ``initial`` is the checkpoint of a plain network to start from, or the folder of one that was saved,
+    ``teacher`` that of one to learn from, if the configuration says so; by default the same.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class Trainer(TrainingLoop[Learner]):
         **learner_options: Any,
     ) -> None:
         taught_by = (teacher or initial) if config.distill else teacher
-        known = None if taught_by is None else distributed.on_first(lambda: load_model(taught_by))[0]
+        known = None if taught_by is None else distributed.on_first(lambda: load_network(taught_by))[0]
         learner = Learner(config, train, train.images.device, teacher=known, **learner_options)
 
         def validate() -> dict[str, Any]:
@@ -57,7 +57,7 @@ class Trainer(TrainingLoop[Learner]):
 
         def start() -> None:
             if initial is not None:
-                plain, _ = distributed.on_first(lambda: load_model(initial))
+                plain, _ = distributed.on_first(lambda: load_network(initial))
                 try:
                     warm_start(learner.model, plain.to(learner.device))
                 except ValueError as error:

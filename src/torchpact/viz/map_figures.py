@@ -104,7 +104,7 @@ class _Sheet:
         """Put up a map, or an image of three colours."""
         axes = self._axes(left, MARGIN + (self.rows - 1 - row) * (SIDE + GAP), SIDE, SIDE)
         axes.set_axis_off()
-        axes.set_title(title, pad=4, fontsize=8)
+        axes.set_title(title, pad=4, fontsize=8, parse_math=False)
         values = (picture.permute(1, 2, 0) if picture.dim() == 3 else picture).cpu().numpy()
         low, high = limits
         return axes.imshow(values, cmap=COLORMAP, vmin=low, vmax=high, interpolation="nearest", aspect="auto")
@@ -115,7 +115,7 @@ class _Sheet:
         middle = MARGIN + (self.rows - 1 - row) * (SIDE + GAP) + SIDE / 2
         place = ((left - GAP / 2) / across, middle / up)
         self.figure.text(
-            *place, _short(name), rotation=90, ha="right", va="center", fontsize=7, parse_math=False
+            *place, shortened(name), rotation=90, ha="right", va="center", fontsize=7, parse_math=False
         )
 
     def bar(self, shown: "AxesImage", left: float, label: str) -> None:
@@ -139,15 +139,15 @@ def _sheet(width: float, rows: int, lines: int) -> Iterator[_Sheet]:
         yield _Sheet(figure, rows)
 
 
-def _short(name: str) -> str:
+def shortened(name: str, letters: int = LETTERS) -> str:
     """A name that is no longer than an image is high; what cannot be printed is a question mark.
 
-    >>> _short("a-holiday-by-the-sea-2016.jpeg")
+    >>> shortened("a-holiday-by-the-sea-2016.jpeg")
     'a-holiday-…2016.jpeg'
     """
     shown = "".join(letter if letter.isprintable() else "?" for letter in name)
-    half = LETTERS // 2
-    return shown if len(shown) <= LETTERS else f"{shown[:half]}…{shown[1 - half :]}"
+    half = letters // 2
+    return shown if len(shown) <= letters else f"{shown[:half]}…{shown[1 - half :]}"
 
 
 def _limits(maps: Sequence[Tensor], span: float) -> tuple[float, float]:
