@@ -59,6 +59,19 @@ def test_everything_is_made_from_nothing_and_then_found_again(run, tmp_path, mon
     assert run("all", "--scale", "smoke")[0] == 0
 
 
+def test_only_runs_of_some_names_and_what_they_start_from_are_made(run, tmp_path):
+    code, out, _ = run("fig5", "--scale", "smoke", "--only", "*relaxed*", "--list")
+    names = ["resnet14-relaxed-tau0.01-seed0", "resnet14-plain-seed0"]
+    assert code == 0
+    assert [line.split() for line in out.splitlines()] == [["missing", name] for name in names]
+    assert run("fig5", "--scale", "smoke", "--only", "*relaxed*")[0] == 0
+    made = {path.parent.name for path in (tmp_path / "results" / "smoke").glob("*/run.json")}
+    assert made == set(names)
+    code, _, err = run("fig5", "--scale", "smoke", "--only", "*relaxed*", "--only", "tau7")
+    assert code == 2
+    assert err == "torchpact: expected --only to match a name that --list shows, got 'tau7'\n"
+
+
 def test_draw_only_trains_nothing_and_goes_on_where_one_has_no_runs(run, tmp_path):
     code, out, err = run("fig5", "fig2", "--scale", "smoke", "--draw-only")
     assert code == 2

@@ -1,6 +1,7 @@
 """torchpact reproduce: the figures and tables of the paper."""
 
 from collections.abc import Sequence
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Annotated
 
@@ -21,6 +22,12 @@ def reproduce(
     scale_name: Annotated[str, typer.Option("--scale", help="smoke, fast or paper.")] = "fast",
     seed: Annotated[
         list[int] | None, typer.Option(help="Instead of the scale's; several, if given so.")
+    ] = None,
+    only: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Train only runs with such names, and what they start from: '*relaxed-tau0.01*'; repeated."
+        ),
     ] = None,
     results: Annotated[Path, typer.Option(help="Folder of the results.")] = Path("results"),
     work: Annotated[Path, typer.Option(help="Folder of unfinished runs, and of weights.")] = Path("runs"),
@@ -50,6 +57,8 @@ def reproduce(
     archive = Archive(results / scale.name, work / scale.name)
     seeds = {name: seed or EXPERIMENTS[name].seeds(scale) for name in names}
     runs = [run for name in names for run in EXPERIMENTS[name].runs(scale, seeds[name])]
+    if only:
+        runs = _named(runs, only)
     todo = missing(runs, archive)
     if list_only:
         undone = {run.name for run in todo}
@@ -72,6 +81,14 @@ def reproduce(
         Console(stderr=True).print(problem, highlight=False, soft_wrap=True)
     if problems:
         raise TrainingError(f"{problems[-1]}; all else is made and kept")
+
+
+def _named(runs: Sequence[AnyRun], patterns: Sequence[str]) -> list[AnyRun]:
+    """Return the runs whose names match one of the patterns, each of which has to match some."""
+    for pattern in patterns:
+        if not any(fnmatchcase(run.name, pattern) for run in runs):
+            raise ValueError(f"expected --only to match a name that --list shows, got {pattern!r}")
+    return [run for run in runs if any(fnmatchcase(run.name, pattern) for pattern in patterns)]
 
 
 def _train(
