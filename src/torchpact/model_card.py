@@ -70,7 +70,7 @@ def plain_flops(config: ResNetConfig) -> int:
 
 def _what(config: TrainConfig) -> str:
     if config.method == "plain":
-        return "the network that adaptive ones are compared with and start from"
+        return "for adaptive ones to be compared with, and to start from"
     where = "pixel" if config.network.per == "pixel" else "image"
     return f"it decides for every {where}, block by block, how many residual units to run"
 

@@ -83,16 +83,16 @@ def test_equal_flops_are_compared_between_points(archive, better, verdict):
     assert judge(archive, "somewhat lower τ").verdict == "holds"
 
 
-@pytest.mark.parametrize(("gap", "verdict"), [(2.0, "holds"), (0.2, "does not hold")])
+@pytest.mark.parametrize(("gap", "verdict"), [(2.0, "holds"), (3.5, "partly"), (0.2, "does not hold")])
 def test_the_variance_of_reinforce(archive, gap, verdict):
     for run in fig4.runs(SCALE, SEEDS):
         exponent = -5 + (gap if run.config.method == "reinforce" else 0)
         accuracy = 0.9 - (0.1 if run.config.method == "reinforce" and run.config.network.group < 4 else 0)
-        variance = {"latents": 10**exponent, "halting": 1.0, "total": 1.0}
+        variance = {"latents": 10 ** (exponent + 0.1), "halting": 1.0, "total": 10**exponent}
         write(archive, run, {"discrete": (accuracy, 1e8)}, variance=variance)
     found = judge(archive, "100 times the variance")
     assert found.verdict == verdict
-    assert f"10^{gap:.1f} for M = 1344" in found.measured
+    assert found.measured.count(f"10^{gap:.1f} for M = 1344") == 2  # of both parts, for both methods
     assert judge(archive, "competitive").verdict == "holds"
 
 

@@ -77,8 +77,8 @@ class Network(NamedTuple):
 def network_file(name: str | Path) -> Path:
     """Return the checkpoint a user means, be it a run's or the zoo's, or the folder of a saved network."""
     path = Path(name)
-    if path.is_file():  # the weights of a saved network are nothing without the rest of its folder
-        return path.parent if path.name == FILES[1] and _is_saved(path.parent) else path
+    if path.is_file():  # a part of a saved network is nothing without the rest of its folder
+        return path.parent if path.name in FILES and _is_saved(path.parent) else path
     files = RunFiles(path)
     last = next((file for file in (files.last, files.previous) if file.is_file()), None)
     if last is not None and _is_saved(path):

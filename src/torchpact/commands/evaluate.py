@@ -59,7 +59,7 @@ def evaluate(
     model = network.model
     if mode and not model.config.adaptive:
         raise ValueError(f"{given}: expected no mode for a plain network, got {', '.join(mode)}")
-    if model.config.classes < len(CLASSES):
+    if model.config.classes != len(CLASSES):
         raise ValueError(f"{given}: expected a network of {len(CLASSES)} classes, got {model.config.classes}")
     test = load_test(data, place)
     modes = {name: network.mode(name) for name in mode or network.modes}

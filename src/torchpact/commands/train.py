@@ -70,7 +70,7 @@ def train(
     warm_start: Annotated[
         str | None,
         typer.Option(
-            help="Plain network to start from: checkpoint, run, name of the zoo; {seed} is filled in.",
+            help="Plain network to start from: checkpoint, folder, name of the zoo; {seed} is filled in.",
             rich_help_panel=IMAGES,
         ),
     ] = None,

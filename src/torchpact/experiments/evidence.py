@@ -65,12 +65,12 @@ class Evidence:
         points = sorted((end["mflops"].mean, end["accuracy"].mean) for end in ends)
         return [x for x, _ in points], [y for _, y in points]
 
-    def log_variances(self, runs: list[Run]) -> dict[int, float]:
-        """Mean logarithms, to base ten, of the variance that latents give gradients, by iteration."""
+    def log_variances(self, runs: list[Run], part: str) -> dict[int, float]:
+        """Mean logarithms, to base ten, of the variance of gradients by iteration: ``total``, or a part."""
         found: dict[int, list[float]] = {}
         for run in runs:
             for event in self.archive.history(run):
                 if "gradient_variance" in event:
-                    log = np.log10(event["gradient_variance"]["latents"])
+                    log = np.log10(event["gradient_variance"][part])
                     found.setdefault(event["iteration"], []).append(float(log))
         return {at: float(np.mean(logs)) for at, logs in found.items()}

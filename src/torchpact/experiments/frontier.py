@@ -84,7 +84,8 @@ def draw(archive: Archive, scale: Scale, seeds: list[int], folder: Path) -> list
                     labels.append(Label(other.mflops, other.accuracy, other.label, GREY))
             axes.set(xlabel="MFLOPs an image", ylabel="test accuracy, %", title=f"ResNet-{depth}")
             axes.margins(0.1)
-            axes.legend(loc="lower right")
+            if len(axes.get_legend_handles_labels()[0]) > 1:
+                axes.legend(loc="lower right")
             write_labels(axes, labels)
-        figure.suptitle(f"The recipe `strong`: {over_seeds(found, wanted)}, τ beside the points")
+        figure.suptitle(f"The recipe `strong`: {over_seeds(found, wanted)}")
         return save(figure, folder, "frontier", numbers)

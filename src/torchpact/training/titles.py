@@ -36,6 +36,9 @@ def title(config: TrainConfig | SequenceTrainConfig) -> str:
 
     >>> title(TrainConfig(tau=0.01))
     'ResNet-32, PSACT, τ = 0.01'
+    >>> from torchpact.models import ResNetConfig
+    >>> title(TrainConfig(method="plain", network=ResNetConfig(adaptive=False), distill=0.9))
+    'ResNet-32, plain, taught'
     >>> from torchpact.training.sequence_presets import sequence_preset
     >>> title(sequence_preset("parity", "tiny", method="act", tau=0.001))
     'parity, ACT, τ = 0.001'
@@ -43,7 +46,7 @@ def title(config: TrainConfig | SequenceTrainConfig) -> str:
     if isinstance(config, SequenceTrainConfig):
         return f"{config.task}, {_sequence_method(config)}"
     kind = "plain" if config.method == "plain" else title_of(config)
-    return f"ResNet-{config.network.layers}, {kind}"
+    return f"ResNet-{config.network.layers}, {kind}{', taught' if config.distill else ''}"
 
 
 def label(config: TrainConfig | SequenceTrainConfig) -> str:

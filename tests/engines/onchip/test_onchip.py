@@ -245,7 +245,7 @@ def test_few_images_have_a_cta_each_and_give_the_same():
     assert torch.equal(logits, expected)
     for ponder, wanted in zip(ponders, references, strict=True):
         assert torch.equal(ponder.steps, wanted.steps)
-        assert torch.allclose(ponder.probs, wanted.probs)
+        assert torch.allclose(ponder.probs, wanted.probs, atol=1e-4)  # terms of logits are rounded by groups
 
 
 @needs_compiler

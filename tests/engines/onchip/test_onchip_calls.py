@@ -39,7 +39,7 @@ def test_takes_the_plans_that_are_fastest_and_all_give_the_same(monkeypatch):
     assert torch.equal(logits, again)
     for ponder, other in zip(ponders, others, strict=True):
         assert torch.equal(ponder.steps, other.steps)
-        assert torch.allclose(ponder.probs, other.probs)
+        assert torch.allclose(ponder.probs, other.probs, atol=1e-4)  # terms of logits are rounded by groups
 
 
 def test_few_kernels_need_no_graph_but_drawing_samples_does():

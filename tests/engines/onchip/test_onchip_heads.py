@@ -4,9 +4,18 @@ import pytest
 import torch
 
 from tests.engines.networks import lively, tell_heads
-from tests.engines.onchip.emulation import engine, needs_compiler, plans, reference, shared_by, take
+from tests.engines.onchip.emulation import (
+    AsForMany,
+    engine,
+    needs_compiler,
+    plans,
+    reference,
+    shared_by,
+    take,
+)
+from torchpact.engines.onchip import OnChip
 
-ROUNDING = 2.0**-20  # of a term of a logit
+ROUNDING = 2.0**-17  # of a term of a logit
 
 
 def known(dtype, units=4, seed=2):
@@ -62,7 +71,7 @@ def check(model, images, **how):
     _, references = reference(model, images)
     for ponder, wanted in zip(ponders, references, strict=True):
         asked = wanted.steps.unique().tolist()
-        assert len(asked) > 2  # of each head some halt, some do not
+        assert len(asked) > 2  # some halt early, some late, some not at all
         assert torch.equal(ponder.steps, wanted.steps)
         # nine terms of up to four groups of channels; a probability changes by a quarter of a logit at most
         assert (ponder.probs - wanted.probs).abs().max() < 9 * 4 * ROUNDING / 4 + 2e-6
@@ -114,3 +123,22 @@ def test_terms_that_are_huge_or_no_numbers_decide_as_they_do_elsewhere(dtype, ta
         assert torch.equal(ponder.steps, wanted.steps)
         assert torch.equal(ponder.probs.isnan(), wanted.probs.isnan())
         assert torch.allclose(ponder.probs, wanted.probs, atol=1e-6, equal_nan=True)
+
+
+@needs_compiler
+@pytest.mark.parametrize(("own", "above", "bias", "steps"), [(700, -690, -5, 1), (690, -700, 5, 3)])
+@pytest.mark.parametrize("made", [AsForMany, OnChip])
+def test_large_terms_of_opposite_signs_cancel(made, own, above, bias, steps):
+    """Whatever the plan, and so over how many groups of channels they are spread."""
+    model = tell_heads(known(torch.float16, units=3), bias)
+    with torch.no_grad():
+        model.stem.weight.zero_()
+        model.stem.weight[:, 0, 1, 1] = 1
+        for head in (head for block in model.blocks for head in block.halting):
+            head.conv.weight[0, :, 1, 1], head.conv.weight[0, :, 0, 1] = own / 16, above / 16
+    images = torch.ones(2, 3, 16, 16, dtype=torch.float16)
+    _, ponders = engine(model, made=made)(images)
+    _, references = reference(model, images)
+    for ponder, wanted in zip(ponders, references, strict=True):
+        assert (wanted.steps[:, :, 1:] == steps).all()
+        assert torch.equal(ponder.steps, wanted.steps)

@@ -1,12 +1,11 @@
 // The halting heads: 3×3 convolutions of u, the means that they see, and what they decide.
 #pragma once
 
-// Logits are sums of whole numbers, which do not depend on the order in which warps add them: of 2^-19, so that nine terms are
-// wrong by 9e-6 at most, far less than u in half precision makes. Terms beyond LIMIT count as LIMIT, and so nine of each
-// group of outputs stay within an int. Those of trained networks were below 42; where they reach 450, bfloat16 has
-// last digits of whole logits. What is not finite in u is neither in the mean, and so in all logits of the image; a NaN among the
-// taps, in the bias.
-constexpr float UNIT = 1 << 19, LIMIT = 450.0f / GROUPS;
+// Logits are sums of whole numbers, which do not depend on the order in which warps add them: of 2^-16, so that nine terms of
+// a group of outputs are wrong by 7e-5 at most, far less than u in half precision makes. Terms beyond LIMIT count as LIMIT, so
+// that none of the sums leaves an int. Those of trained networks were below 90; of 3600, bfloat16 keeps whole logits only.
+// What is not finite in u makes the mean, and so all logits of the image, not finite; a NaN among the taps, the bias.
+constexpr float UNIT = 1 << 16, LIMIT = 3600.0f / GROUPS;
 DEVICE int fixed(float v) { return __float2int_rn(fminf(fmaxf(v, -LIMIT), LIMIT) * UNIT); }
 
 // To the logits of three neighbours in a row of the image, of which the middle one lies at a byte.
