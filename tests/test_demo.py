@@ -90,4 +90,4 @@ def test_what_it_saves_or_not_is_said_in_words(capsys, flops, said):
     after = {"thresholded": {"accuracy": 0.89, "flops": flops}}
     times = {"plain": 2e-3, "modes": {"thresholded": 1e-3}, "device": "a device", "batch": 4}
     command._show(before, after, times, 1000)
-    assert f"Thresholded: {said} at -1.0 points, 2.00 times" in " ".join(capsys.readouterr().out.split())
+    assert f"Thresholded: {said} for 1.0 points less, 2.00 times" in " ".join(capsys.readouterr().out.split())

@@ -213,8 +213,8 @@ def _table(rows: Sequence[Row]) -> str:
         "speedup": "faster",
         "flops_speedup": "by FLOPs",
         "of_theory": "of theory",
-        "deployed_MiB": "MiB",
-        "plain_MiB": "plain",
+        "deployed_MiB": "deployed MiB",
+        "plain_MiB": "plain MiB",
     }
     lines = [[*columns.values()], *([str(row.get(key, "")) for key in columns] for row in rows)]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]

@@ -161,7 +161,8 @@ def _show(before: dict[str, Any], after: dict[str, Any], times: dict[str, Any], 
     points = 100 * (hard["accuracy"] - before["accuracy"])
     saved = 1 - hard["flops"] / before["flops"]
     Console().print(
-        f"Thresholded: {abs(saved):.0%} {'fewer' if saved >= 0 else 'more'} FLOPs at {points:+.1f} points, "
+        f"Thresholded: {abs(saved):.0%} {'fewer' if saved >= 0 else 'more'} FLOPs for "
+        f"{abs(points):.1f} points {'less' if points < 0 else 'more'}, "
         f"{plain / times['modes']['thresholded']:.2f} times as fast. "
         "In relaxed mode nothing is skipped: it is for training, and the second half of this training was "
         "thresholded, which the units got used to."

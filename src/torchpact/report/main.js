@@ -5,7 +5,7 @@ const DATA = JSON.parse(document.getElementById("data").textContent);
 const known = value => typeof value === "number" && Number.isFinite(value);
 const fixed = (value, digits) => known(value) ? value.toFixed(digits) : "–";
 const percent = (value, digits = 2) => known(value) ? `${(100 * value).toFixed(digits)} %` : "–";
-const signed = (value, digits) => `${value < 0 ? "−" : "+"}${Math.abs(value).toFixed(digits)}`;
+const apart = points => (Math.abs(points) < 0.005 ? "As accurate as" : `${Math.abs(points).toFixed(2)} points ${points < 0 ? "below" : "above"}`);
 const KINDS = { thresholded: "circle", plain: "circle", discrete: "triangle", relaxed: "diamond", act: "square" };
 const MAIN = ["thresholded", "plain", "act", "discrete", "relaxed"];
 const spoken = mode => mode === "act" ? "ACT" : mode;
@@ -38,7 +38,7 @@ function headline() {
     const against = plain ? `accuracy; plain ${percent(plain.results.plain.accuracy)}` : `accuracy${found.images ? `, ${found.images.toLocaleString("en")} images` : ""}`;
     tiles.push(run.text ? tile(fixed(found.bits_per_character, 3), "bits per character") : tile(percent(found.accuracy), against));
     const time = run.timing && run.timing.modes[mode];
-    if (time && run.method !== "plain") tiles.push(tile(`${(run.timing.plain / time).toFixed(2)} ×`, `as fast as its units run on everything, ${run.timing.device}`));
+    if (time && run.method !== "plain") tiles.push(tile(`${(run.timing.plain / time).toFixed(2)} ×`, `as fast as the same network run in full, ${run.timing.device}`));
     else if (time) tiles.push(tile(`${(1000 * time).toFixed(2)} ms`, `an image, ${run.timing.device}`));
     if (found.flops) tiles.push(tile((found.flops / 1e6).toFixed(1), "MFLOPs an image"));
   }
@@ -46,7 +46,7 @@ function headline() {
   document.getElementById("headline").replaceChildren(...tiles);
   document.getElementById("title").replaceChildren(...unbroken(run.title));
   const parts = [];
-  if (found && plain && known(found.accuracy) && known(plain.results.plain.accuracy)) parts.push(`${signed(100 * (found.accuracy - plain.results.plain.accuracy), 2)} points against the plain network it is compared with, in ${spoken(mode)} mode${onImages(found, plain.results.plain)}.`);
+  if (found && plain && known(found.accuracy) && known(plain.results.plain.accuracy)) parts.push(`${apart(100 * (found.accuracy - plain.results.plain.accuracy))} the plain network it is compared with, in ${spoken(mode)} mode${onImages(found, plain.results.plain)}.`);
   else if (found) parts.push(mode === "plain" ? "Runs all of its units everywhere." : `Evaluated in ${spoken(mode)} mode.`);
   if (run.status !== "finished") parts.push("Still training, or interrupted: these are the newest numbers there are.");
   if (run.note) parts.push(run.note);
