@@ -237,7 +237,7 @@ def _saturated(evidence: Evidence) -> tuple[Verdict, str]:
             shares = [100 * float(np.mean(each)) for each in known if each is not None]
             if shares:
                 worst = max(worst, *shares)
-                parts.append(f"{spread(shares)} (ResNet-{depth}, τ = {tau:g})")
+                parts.append(f"{spread(shares)} ({evidence.scale.network(depth)}, τ = {tau:g})")
     if not parts:
         return "not measured yet", ""
     verdict: Verdict = "holds" if worst < 5 else "partly" if worst < 20 else "does not hold"
@@ -247,7 +247,7 @@ def _saturated(evidence: Evidence) -> tuple[Verdict, str]:
 @_claim("SACT evaluated thresholded loses at least 5 points of accuracy.", "supplement")
 def _sact_thresholded(evidence: Evidence) -> tuple[Verdict, str]:
     with_norm = [
-        (f"ResNet-32, heads with batch norm, τ = {run.config.tau:g}", [run])
+        (f"{evidence.scale.network(32)}, heads with batch norm, τ = {run.config.tau:g}", [run])
         for _, run in variants.heads(evidence.scale, evidence.seeds[:1])
         if run.config.network.halting_norm and evidence.archive.record(run) is not None
     ]
@@ -277,7 +277,7 @@ def _maps_follow(evidence: Evidence) -> tuple[Verdict, str]:
 
 def _fig5_settings(evidence: Evidence, method: str) -> list[tuple[str, list[Run]]]:
     return [
-        (f"ResNet-{depth}, τ = {tau:g}", runs)
+        (f"{evidence.scale.network(depth)}, τ = {tau:g}", runs)
         for depth in (32, 110)
         for tau, runs in evidence.fig5(depth, method).items()
     ]

@@ -66,6 +66,8 @@ def draw(archive: Archive, scale: Scale, seeds: list[int], folder: Path) -> list
             count_iterations(below)
         figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
         figure.align_ylabels()
-        figure.suptitle(f"PSACT ResNet-32, τ = {TAU}, {scale.name}: {over_seeds(found, wanted)}", fontsize=9)
+        figure.suptitle(
+            f"PSACT {scale.network(32)}, τ = {TAU}, {scale.name}: {over_seeds(found, wanted)}", fontsize=9
+        )
         numbers = {"tau": TAU, "modes": curves, "minus_discrete": gaps, **inventory(wanted, found)}
         return save(figure, folder, "fig3", numbers)

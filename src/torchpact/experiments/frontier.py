@@ -82,10 +82,10 @@ def draw(archive: Archive, scale: Scale, seeds: list[int], folder: Path) -> list
                 for other in PUBLISHED[depth]:
                     axes.plot(other.mflops, other.accuracy, "o", color=GREY, markerfacecolor="none")
                     labels.append(Label(other.mflops, other.accuracy, other.label, GREY))
-            axes.set(xlabel="MFLOPs an image", ylabel="test accuracy, %", title=f"ResNet-{depth}")
+            axes.set(xlabel="MFLOPs an image", ylabel="test accuracy, %", title=scale.network(depth))
             axes.margins(0.1)
             if len(axes.get_legend_handles_labels()[0]) > 1:
                 axes.legend(loc="lower right")
             write_labels(axes, labels)
-        figure.suptitle(f"The recipe `strong`: {over_seeds(found, wanted)}")
+        figure.suptitle(f"Recipe “strong”: {over_seeds(found, wanted)}")
         return save(figure, folder, "frontier", numbers)

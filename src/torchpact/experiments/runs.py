@@ -23,6 +23,14 @@ class Scale:
     images: int | None = None
     """Of how many images of the bundled sample each of the two sets is; None is for all of CIFAR-10."""
 
+    def network(self, depth: int) -> str:
+        """What to call the network that stands for one of the paper's.
+
+        >>> SCALES["fast"].network(32), SCALES["smoke"].network(32)
+        ('ResNet-32', 'ResNet-14')
+        """
+        return f"ResNet-{6 * self.depths[depth] + 2}"
+
 
 SCALES = {
     "smoke": Scale(

@@ -82,7 +82,7 @@ def heads(scale: Scale, seeds: list[int]) -> Labelled:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Variants to compare; ``modes`` are those they are evaluated in."""
+    """Variants to compare; ``modes`` are those they are evaluated in. Braces in ``title`` are the network."""
 
     name: str
     title: str
@@ -125,7 +125,9 @@ class Comparison:
                 shown = f"{label}, {mode}" if self.every and mode != self.modes[0] else label
                 draw_points(axes, chosen, shown, **style)
             axes.set(xlabel="MFLOPs an image", ylabel="test accuracy, %")
-            axes.set_title(f"{self.title}, {scale.name}: {over_seeds(found, wanted)}")
+            axes.set_title(
+                f"{self.title.format(scale.network(32))}, {scale.name}: {over_seeds(found, wanted)}"
+            )
             axes.legend(loc="best")
             numbers = {"points": points, **inventory(wanted, found)}
             return save(figure, folder, self.name, numbers)
@@ -142,8 +144,8 @@ def _steps(group: list[Run], archive: Archive, mode: str) -> dict[str, list[floa
 
 
 COMPARISONS = (
-    Comparison("temperature", "PSACT ResNet-32, τ = 0.01", temperatures),
-    Comparison("dead-units", "PSACT ResNet-32, τ = 0.01", dead_units),
-    Comparison("baselines", "ResNets of up to 32 layers", baselines),
-    Comparison("sact-heads", "SACT ResNet-32", heads, modes=("act", "thresholded"), every=True),
+    Comparison("temperature", "PSACT {}, τ = 0.01", temperatures),
+    Comparison("dead-units", "PSACT {}, τ = 0.01", dead_units),
+    Comparison("baselines", "up to {}", baselines),
+    Comparison("sact-heads", "SACT {}", heads, modes=("act", "thresholded"), every=True),
 )
