@@ -17,7 +17,7 @@ function tile(value, words, main = false) {
 }
 
 // A title that does not break within "τ = 0.01".
-const unbroken = title => title.split(/(\S+ = \S+)/).map((part, i) => i % 2 ? element("span", { textContent: part }) : part);
+const unbroken = title => title.split(/(\S+ = \S+|ResNet-\d+,?)/).map((part, i) => i % 2 ? element("span", { textContent: part }) : part);
 
 function partner(run) {
   if (run.method === "plain" || run.units === null) return null;
