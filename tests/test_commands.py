@@ -2,11 +2,9 @@
 
 import json
 import re
-import sys
 
 import pytest
 
-from torchpact import cli
 from torchpact.commands import common
 from torchpact.data import Images, load_sample
 
@@ -20,18 +18,6 @@ def _few_to_test_on(monkeypatch):
         return Images(data.images[:50], data.labels[:50]) if split == "test" else data
 
     monkeypatch.setattr(common, "load_sample", load)
-
-
-@pytest.fixture
-def run(monkeypatch, capsys):
-    def call(*arguments):
-        monkeypatch.setattr(sys, "argv", ["torchpact", *map(str, arguments)])
-        with pytest.raises(SystemExit) as exit_:
-            cli.main()
-        captured = capsys.readouterr()
-        return exit_.value.code or 0, captured.out, captured.err
-
-    return call
 
 
 SMALL = (

@@ -2,14 +2,13 @@
 
 import json
 import os
-import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
 from PIL import Image
 
 from tests.viz.networks import write_checkpoint
-from torchpact import cli
 from torchpact.commands.common import check_folder
 from torchpact.data import load_sample
 from torchpact.models import ResNetConfig, zoo
@@ -19,15 +18,8 @@ from torchpact.viz import ponder_maps
 
 
 @pytest.fixture
-def run(monkeypatch, capsys):
-    def call(*arguments):
-        monkeypatch.setattr(sys, "argv", ["torchpact", "maps", *map(str, arguments)])
-        with pytest.raises(SystemExit) as exit_:
-            cli.main()
-        captured = capsys.readouterr()
-        return exit_.value.code or 0, captured.out, captured.err
-
-    return call
+def run(run):
+    return partial(run, "maps")
 
 
 def checkpoint(folder, method="relaxed", **settings):

@@ -2,11 +2,9 @@
 
 import json
 import shutil
-import sys
 
 import pytest
 
-from torchpact import cli
 from torchpact.commands import reproduce as command
 
 FIGURES = (
@@ -16,14 +14,9 @@ FIGURES = (
 
 
 @pytest.fixture
-def run(monkeypatch, capsys, tmp_path):
+def run(run, tmp_path):
     def call(*arguments):
-        folders = ("--results", tmp_path / "results", "--work", tmp_path / "work")
-        monkeypatch.setattr(sys, "argv", ["torchpact", "reproduce", *map(str, arguments + folders)])
-        with pytest.raises(SystemExit) as exit_:
-            cli.main()
-        captured = capsys.readouterr()
-        return exit_.value.code or 0, captured.out, captured.err
+        return run("reproduce", *arguments, "--results", tmp_path / "results", "--work", tmp_path / "work")
 
     return call
 

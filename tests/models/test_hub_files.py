@@ -11,7 +11,6 @@ from safetensors.torch import load_file, save_file
 import torchpact as tp
 from tests.training.small import config, images
 from tests.viz.networks import network, write_checkpoint
-from torchpact import cli
 from torchpact.bench.rows import NetworkBench
 from torchpact.commands.common import find_network, network_file
 from torchpact.data import load_sample
@@ -32,18 +31,6 @@ def save(folder, model):
 @pytest.fixture
 def saved(tmp_path):
     return save(tmp_path / "mine", network(tp.Thresholded(0.45), units=2))
-
-
-@pytest.fixture
-def run(monkeypatch, capsys):
-    def call(*arguments):
-        monkeypatch.setattr(sys, "argv", ["torchpact", *map(str, arguments)])
-        with pytest.raises(SystemExit) as exit_:
-            cli.main()
-        captured = capsys.readouterr()
-        return exit_.value.code or 0, captured.out, captured.err
-
-    return call
 
 
 @pytest.fixture

@@ -1,0 +1,21 @@
+"""What tests of several folders use."""
+
+import sys
+
+import pytest
+
+from torchpact import cli
+
+
+@pytest.fixture
+def run(monkeypatch, capsys):
+    """Call torchpact as from a shell; returns its exit code, and what it printed."""
+
+    def call(*arguments):
+        monkeypatch.setattr(sys, "argv", ["torchpact", *map(str, arguments)])
+        with pytest.raises(SystemExit) as exit_:
+            cli.main()
+        captured = capsys.readouterr()
+        return exit_.value.code or 0, captured.out, captured.err
+
+    return call
