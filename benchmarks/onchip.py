@@ -110,13 +110,13 @@ def rows_of(
         share = flops / max_flops(plain_net(model.config), (1, 3, 32, 32))
         for precision in precisions:
             dtype = PRECISIONS[precision]
-            own = find_network(name)[0].eval().cuda().to(dtype)
+            own = find_network(name).model.eval().cuda().to(dtype)
             with use_mode(own, "thresholded", details=False):
                 for batch in batches:
                     images = as_input(data.images).to(dtype)[:batch]
                     images = images if len(images) == batch else images[:1024].repeat(batch // 1024, 1, 1, 1)
                     fast = deploy(own, images, engines=["onchip", "dense"])
-                    row: dict[str, Any] = {"network": f"ResNet-{6 * model.config.units + 2}"}
+                    row: dict[str, Any] = {"network": f"ResNet-{model.config.layers}"}
                     row |= {"masks": network.recipe, "precision": precision}
                     row |= {"batch": batch, "flops": round(share, 3)}
                     row |= {"engine": fast.report.measurements[-1].engine} | dense(model, images.bfloat16())
@@ -154,8 +154,7 @@ def main() -> None:
         for row in rows_of(name, data, arguments.batch, arguments.precision, dense):
             print(*row.values(), sep="\t", flush=True)
             rows.append(row)
-            columns = list(dict.fromkeys(key for each in rows for key in each))
-            write_csv(arguments.out, [{key: each.get(key, "") for key in columns} for each in rows])
+            write_csv(arguments.out, rows)
 
 
 if __name__ == "__main__":

@@ -67,12 +67,12 @@ def rows_of(label: str, net: ResNet, images: Tensor, flops: list[float]) -> list
     ):
         call = Call([(plan, kernel, weights)], u)
         taken = called(replayed(partial(call, u), u.device), seconds=0.1)
-        work = flops[number] * len(images)
-        row: dict[str, Any] = {"network": label, "block": number + 1, "batch": len(images)}
+        work = flops[number] * batch
+        row: dict[str, Any] = {"network": label, "block": number + 1, "batch": batch}
         row |= {"images_a_cta": plan.images, "ctas": plan.ctas, "warps": plan.warps, "us": round(taken, 1)}
-        row |= {"tflops": round(work / taken / 1e6), "of_peak": round(work / taken / 1e-6 / PEAK_FLOPS, 2)}
+        row |= {"tflops": round(work / taken / 1e6), "of_peak": round(1e6 * work / taken / PEAK_FLOPS, 2)}
         if not plan.adaptive:
-            moved = shared_bytes(plan, weights.units) * len(images)
+            moved = shared_bytes(plan, weights.units) * batch
             rate = SHARED_BYTES * device.multi_processor_count
             row |= {"tensor_us": round(1e6 * work / PEAK_FLOPS, 1), "shared_us": round(1e6 * moved / rate, 1)}
         print(*row.values(), sep="\t", flush=True)
@@ -88,7 +88,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=1024)
     parser.add_argument("--out", type=Path, default=Path(__file__).with_suffix(".csv"))
     arguments = parser.parse_args()
-    own = find_network(arguments.network)[0].eval().cuda().bfloat16()
+    own = find_network(arguments.network).model.eval().cuda().bfloat16()
     plain = plain_net(own.config).eval().cuda().bfloat16()
     images = as_input(load_sample("train", "cuda").images[: arguments.batch]).bfloat16()
     images = images.contiguous(memory_format=torch.channels_last)
@@ -97,8 +97,7 @@ def main() -> None:
         spent = flops_from_ponders(own, ponders, images.shape).blocks.double().mean(0).tolist()
         rows = rows_of("plain", plain, images, plain_blocks(plain))
         rows += rows_of(arguments.network, own, images, spent)
-    columns = list(dict.fromkeys(key for row in rows for key in row))
-    write_csv(arguments.out, [{key: row.get(key, "") for key in columns} for row in rows])
+    write_csv(arguments.out, rows)
 
 
 def plain_blocks(net: ResNet) -> list[float]:

@@ -6,10 +6,11 @@ from pathlib import Path
 
 
 def write_csv(path: Path, rows: Sequence[Mapping[str, object]]) -> None:
-    """Write rows of equal keys; what was there stays until the new file is complete."""
+    """Write rows, empty where one lacks a key; what was there stays until the new file is complete."""
+    columns = list(dict.fromkeys(key for row in rows for key in row))
     temporary = path.with_suffix(".tmp")
     with temporary.open("w", newline="") as file:
-        writer = csv.DictWriter(file, fieldnames=list(rows[0]), lineterminator="\n")
+        writer = csv.DictWriter(file, columns, restval="", lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)
     temporary.replace(path)

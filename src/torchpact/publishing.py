@@ -78,9 +78,7 @@ def add_entry(run: Path, name: str, test: Images, folder: Path = zoo.FOLDER, *, 
 
 
 def _finished(files: RunFiles) -> dict[str, Any]:
-    if not files.run.is_file():
-        got = "one without run.json" if files.folder.is_dir() else "no folder"
-        raise ValueError(f"{files.folder}: expected the folder of a run, got {got}")
+    files.check()
     try:
         record: dict[str, Any] = json.loads(files.run.read_text())
         kind = _unfit(files, record, record["config"])

@@ -108,7 +108,7 @@ class NetworkBench:
         flops = float(flops_from_ponders(model, ponders, images.shape).mean)
         used = dict.fromkeys(each.engine for each in fast.report.measurements[:-1])
         whole = fast.report.measurements[-1]
-        row = {"work": f"ResNet-{6 * model.config.units + 2}", "batch": len(images), "masks": masks}
+        row = {"work": f"ResNet-{model.config.layers}", "batch": len(images), "masks": masks}
         row |= {"active": round(whole.active, 3)}
         row |= {"engine": "+".join(used) if whole.engine == "blocks" else whole.engine}
         row |= _speeds(times, [*self.dense], self.plain_flops / flops, len(images))

@@ -4,7 +4,7 @@ Bounds of the judgements are written where they are used; nothing is typed in by
 themselves.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sized
 from typing import Literal
 
 import numpy as np
@@ -202,7 +202,7 @@ def _alike(evidence: Evidence, chosen: Callable[[Run], bool], at_least: int) -> 
     if apart < 0.5 and ratio < 1.1:
         verdict = "holds"
     each = ", ".join(f"{p['accuracy']} % at {p['mflops'].mean:.0f} ({label})" for label, p in points.items())
-    return verdict, f"accuracy at MFLOPs: {each}; {len(seeds)} seed{'s' if len(seeds) > 1 else ''}"
+    return verdict, f"accuracy at MFLOPs: {each}; {_n(seeds)}"
 
 
 @_claim("PSACT can be evaluated thresholded with very close results.", "section 5")
@@ -283,5 +283,5 @@ def _drop(
     return judge(max(drops)), f"accuracy lost, points: {', '.join(parts)}"
 
 
-def _n(runs: list[Run]) -> str:
-    return f"{len(runs)} seed{'s' if len(runs) > 1 else ''}"
+def _n(seeds: Sized) -> str:
+    return f"{len(seeds)} seed{'s' if len(seeds) > 1 else ''}"

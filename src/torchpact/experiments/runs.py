@@ -29,7 +29,7 @@ class Scale:
         >>> SCALES["fast"].network(32), SCALES["smoke"].network(32)
         ('ResNet-32', 'ResNet-14')
         """
-        return f"ResNet-{6 * self.depths[depth] + 2}"
+        return f"ResNet-{ResNetConfig(units=self.depths[depth]).layers}"
 
 
 SCALES = {
@@ -100,11 +100,11 @@ class Run:
     def setting(self) -> str:
         """What it has in common with runs of other seeds."""
         config, network, usual = self.config, self.config.network, TrainConfig()
-        parts = [f"resnet{6 * network.units + 2}", config.method]
+        parts = [f"resnet{network.layers}", config.method]
         if config.schedule != usual.schedule:
             parts.append("strong")
         if self.teacher is not None:
-            parts.append(f"taught{6 * self.teacher.config.network.units + 2}")
+            parts.append(f"taught{self.teacher.config.network.layers}")
         if config.method == "plain" and self.warm is not None:
             parts.append("again")
         if config.method == "random":

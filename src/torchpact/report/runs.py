@@ -29,9 +29,7 @@ class RunReport:
 def read_run(folder: Path) -> RunReport:
     """Read the folder of a run; of one that is at work or was interrupted, what is there so far."""
     files = RunFiles(folder)
-    if not files.run.is_file():
-        got = "one without run.json" if folder.is_dir() else "no folder"
-        raise ValueError(f"{folder}: expected the folder of a run, got {got}")
+    files.check()
     try:
         record = json.loads(files.run.read_text())
         config = _config(record["config"])

@@ -112,7 +112,7 @@ def evaluate(
 def evaluate_modes(
     model: ResNet, data: Images, modes: Sequence[str] | Mapping[str, Mode | str], **options: Any
 ) -> dict[str, dict[str, Any]]:
-    """Evaluate in each of the modes, given by their names or for names; a plain network has "plain" alone."""
+    """Evaluate in each of the modes, or in modes under the names given; a plain network as "plain"."""
     if not model.config.adaptive:
         return {"plain": evaluate(model, data, **options).to_dict()}
     named = modes if isinstance(modes, Mapping) else {mode: mode for mode in modes}

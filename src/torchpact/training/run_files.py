@@ -23,6 +23,12 @@ class RunFiles:
 
     folder: Path
 
+    def check(self) -> None:
+        """Refuse a folder that is not that of a run."""
+        if not self.run.is_file():
+            got = "one without run.json" if self.folder.is_dir() else "no folder"
+            raise ValueError(f"{self.folder}: expected the folder of a run, got {got}")
+
     @property
     def run(self) -> Path:
         """Configuration, versions and results."""
