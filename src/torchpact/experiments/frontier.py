@@ -13,13 +13,16 @@ from torchpact.models import ResNetConfig
 from torchpact.training import preset
 from torchpact.training.config import DISTILL
 
-TAUS = {32: (0.03, 0.02, 0.01, 0.005), 110: (0.01, 0.005, 0.002)}
+TAUS = {32: (0.03, 0.02, 0.01), 110: (0.01, 0.005)}
+ITERATIONS = {32: 60_000, 110: 40_000}
+"""Of adaptive networks; plain ones have those of the preset."""
 
 
 def runs(scale: Scale, seeds: list[int]) -> list[Run]:
     """Plain networks and PSACT from them, all by the preset ``strong``, whatever the scale, unless smoke.
 
-    The teacher of all is a plain ResNet-110 of the same seed, which had none.
+    The teacher of all is a plain ResNet-110 of the same seed, which had none; PSACT of its own depth starts
+    from it, too.
     """
     small = scale.name == "smoke"
     settings = scale.settings if small else {}
@@ -30,11 +33,14 @@ def runs(scale: Scale, seeds: list[int]) -> list[Run]:
         found.append(teacher)
         for depth, taus in TAUS.items():
             units = scale.depths[depth]
-            start = _plain(units, common | {"distill": DISTILL}, teacher)
-            found += [start] if depth == 110 else [_plain(units, common), start]
+            start = teacher
+            if units != teacher.config.network.units:
+                start = _plain(units, common | {"distill": DISTILL}, teacher)
+                found += [_plain(units, common), start]
             network = ResNetConfig(units=units)
+            long = {"iterations": ITERATIONS[depth], "distill": DISTILL} | common
             found += [
-                Run(preset("strong", network=network, tau=tau, distill=DISTILL, **common), start, teacher)
+                Run(preset("strong", network=network, tau=tau, **long), start, teacher)
                 for tau in taus[: 1 if small else None]
             ]
     return found
