@@ -10,7 +10,7 @@ from torch import nn
 import torchpact as tp
 from tests.training.small import METHODS, config, images
 from tests.training.test_sequence_trainer import TEXTS, settings
-from torchpact.data import Images
+from torchpact.data import Images, standardize
 from torchpact.models import SequenceNet, build
 from torchpact.training import (
     Learner,
@@ -137,8 +137,8 @@ def test_joint_networks_learn_each_its_own(method):
         batch, labels = data.images[:48], data.labels[:48]
         alone = [Learner(each, data, "cuda", compile=False) for each in settings]
         parts = zip(alone, batch.chunk(3), labels.chunk(3), strict=True)
-        expected = sum(one._forward(part, truth)[0].item() for one, part, truth in parts)
-        assert together._objective(batch, labels)[0].item() == pytest.approx(expected, rel=2e-2)
+        expected = sum(one.objective(part, truth)[0].item() for one, part, truth in parts)
+        assert together.objective(batch, labels)[0].item() == pytest.approx(expected, rel=2e-2)
     counts = [learner.model.get_submodule("norm").get_buffer("num_batches_tracked") for learner in learners]
     before = [count.item() for count in counts]
     losses = halves(together, lambda: [one.metrics().nll for one in learners])
@@ -159,6 +159,21 @@ def test_a_compiled_network_learns_from_a_teacher():
     learner = Learner(settings, data, "cuda", teacher=known)
     first, second = halves(learner, lambda: learner.metrics().loss)
     assert second < first
+
+
+def test_a_teacher_on_the_chip_says_what_its_layers_say():
+    from torchpact.training.teaching import Teacher
+
+    data, device = on_gpu(images()), torch.device("cuda")
+    torch.manual_seed(0)
+    model = build(config("plain").network).cuda()
+    model(standardize(data.images))  # running statistics of its own
+    teacher = Teacher(model, device, "bf16")
+    if teacher.on_chip is None:
+        pytest.skip("needs a compiler for kernels, as torchpact[cuda] brings")
+    said, expected = teacher(data.images).float(), teacher._by_layers(data.images).float()
+    assert (said - expected).norm() < 2e-2 * expected.norm()
+    assert Teacher(model, device, "fp32").on_chip is None
 
 
 @pytest.mark.parametrize("method", METHODS)

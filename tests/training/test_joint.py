@@ -55,10 +55,10 @@ def test_losses_reports_and_gradients_are_those_of_each(without_chance, method, 
     alone = learners(data, method, **settings)
     together = Joint(learners(data, method, **settings))
     batch, labels = data.images[:24], data.labels[:24]
-    loss, report = together._forward(batch, labels)
+    loss, report = together.objective(batch, labels)
     losses, reports, gradients = [], [], []
     for one, part, truth in zip(alone, batch.chunk(3), labels.chunk(3), strict=True):
-        own, found = one._forward(part, truth)
+        own, found = one.objective(part, truth)
         losses.append(own)
         reports.append(found)
         gradients.append(
@@ -89,7 +89,7 @@ def test_kernels_are_given_what_is_theirs(without_chance, monkeypatch):
         ]
         assert all((each is not None) == kernels for each in own)
         # of the first four there is one at the kink of a ReLU, where either side is right
-        loss, report = together._forward(data.images[4:8], data.labels[4:8])
+        loss, report = together.objective(data.images[4:8], data.labels[4:8])
         loss.backward()
         gradients = {name: parameter.grad for name, parameter in together.model.named_parameters()}
         found.append({"loss": loss, "report": report} | gradients | dict(together.model.named_buffers()))

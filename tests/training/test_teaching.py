@@ -36,7 +36,7 @@ def test_the_loss_is_that_of_labels_and_teacher(method, weight):
     learner = Learner(config(method, distill=weight, distill_temperature=2.0), data, teacher=known)
     batch, labels = learner.batch()
     torch.manual_seed(0)
-    loss, report = learner._forward(batch, labels)
+    loss, report = learner.objective(batch, labels)
     torch.manual_seed(0)
     logits, ponders = learner.model(standardize(batch))
     by_labels = F.cross_entropy(logits, labels, reduction="none")
@@ -53,7 +53,7 @@ def test_a_student_that_is_its_teacher_has_nothing_to_learn():
     learner = Learner(config("plain", distill=1.0), images(), teacher=known)
     learner.model.load_state_dict(known.state_dict())
     learner.model.eval()
-    loss, _ = learner._forward(*learner.batch())
+    loss, _ = learner.objective(*learner.batch())
     assert loss.item() == pytest.approx(0, abs=1e-6)
 
 

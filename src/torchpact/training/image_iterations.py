@@ -38,29 +38,34 @@ class ImageIterations(Iterations):
 
     def _compile_or_capture(self, compile: bool, capture: bool) -> None:
         """Say how iterations are run; they are compiled and captured by the first."""
-        self._augment, self._objective = self._crop, self._forward
+        self._augment, self._find_loss = self._crop, self._forward
         if compile:
-            self._augment, self._objective = compiled(self._crop), compiled(self._forward)
+            self._augment, self._find_loss = compiled(self._crop), compiled(self._forward)
         self.captured = Captured(self.device) if capture else None
 
     def _crop(self, images: Tensor) -> Tensor:
         return augment(images, pad=self.config.pad)
 
-    def _nll(self, logits: Tensor, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    def objective(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """The loss of a batch of images, cropped and flipped, and the sums to report."""
+        taught = None if self.teacher is None else self.teacher(images)
+        return self._find_loss(images, labels, taught)
+
+    def _nll(self, logits: Tensor, labels: Tensor, taught: Tensor | None) -> tuple[Tensor, Tensor]:
         """What is to be less for every image by labels and teacher, and what to report: that by labels."""
         smoothing, distill = self.config.label_smoothing, self.config.distill
         nll = F.cross_entropy(logits, labels, reduction="none", label_smoothing=smoothing)
-        if self.teacher is not None:
-            given = divergence(logits, self.teacher(images), self.config.distill_temperature)
+        if taught is not None:
+            given = divergence(logits, taught, self.config.distill_temperature)
             nll = distill * given + (1 - distill) * nll
         with torch.no_grad():
-            plain = bool(smoothing) or self.teacher is not None
+            plain = bool(smoothing) or taught is not None
             reported = F.cross_entropy(logits, labels, reduction="none") if plain else nll.detach()
         return nll, reported
 
     @abstractmethod
-    def _forward(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """The loss of a batch of images, cropped and flipped, and the sums to report."""
+    def _forward(self, images: Tensor, labels: Tensor, taught: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Of :meth:`objective`, what is compiled; ``taught`` is what the teacher makes of the images."""
 
     @abstractmethod
     def _set_order(self, epoch: int) -> None:
@@ -82,7 +87,7 @@ class ImageIterations(Iterations):
 
     def _iterate(self) -> None:
         with deterministic_algorithms() if self.config.deterministic else nullcontext():
-            loss, report = self._objective(*self._batch())
+            loss, report = self.objective(*self._batch())
             self.optimizer.zero_grad(set_to_none=True)
             loss.backward()
             if self.shared:

@@ -129,13 +129,13 @@ class Joint(JointIterations[Learner], ImageIterations):
         for one in self.learners:
             one._epoch = -1  # its own notion of the batch is behind
 
-    def _forward(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    def _forward(self, images: Tensor, labels: Tensor, taught: Tensor | None) -> tuple[Tensor, Tensor]:
         """The sum of the losses of all networks, and what to report of each."""
         count = len(self.learners)
         with casting(self.device, self.config.precision):
             logits, ponders = self.model(as_input(images))
         logits = logits.float()
-        nll, known = self._nll(logits, images, labels)
+        nll, known = self._nll(logits, labels, taught)
         losses = means(nll, count)
         for ponder in ponders:
             losses = losses + self._tau * means(ponder.cost, count)

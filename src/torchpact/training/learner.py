@@ -84,7 +84,7 @@ class Learner(ImageIterations):
             )
         self.teacher = None
         if teacher is not None:
-            self.teacher = Teacher(teacher, self.device, config.precision, self.own_kernels)
+            self.teacher = Teacher(teacher, self.device, config.precision, self.compile)
         self.baseline = EMABaseline(config.baseline_decay).to(self.device)
         self.lr = torch.tensor(config.lr, device=self.device) if self.capture else config.lr
         self.optimizer = make_optimizer(self.model, config, self.lr)
@@ -107,13 +107,12 @@ class Learner(ImageIterations):
         self._rate = config.lr
         self._compile_or_capture(self.compile, self.capture)
 
-    def _forward(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """The loss of a batch of images, cropped and flipped, and the sums to report."""
+    def _forward(self, images: Tensor, labels: Tensor, taught: Tensor | None) -> tuple[Tensor, Tensor]:
         config = self.config
         with casting(self.device, config.precision):
             logits, ponders = self.model(as_input(images))
         logits = logits.float()
-        nll, known = self._nll(logits, images, labels)
+        nll, known = self._nll(logits, labels, taught)
         if config.method == "reinforce":
             loss = reinforce_loss(nll, ponders, self._tau, self._past_reward)
         else:
@@ -168,7 +167,7 @@ class Learner(ImageIterations):
     @torch.enable_grad()
     def gradients(self, images: Tensor, labels: Tensor) -> tuple[Tensor, ...]:
         """The gradients of the loss of a batch, one for each of those that learn, with fresh noise."""
-        loss, _ = self._objective(images, labels)
+        loss, _ = self.objective(images, labels)
         return torch.autograd.grad(loss, list(self.learning().values()))
 
     def learning(self) -> dict[str, nn.Parameter]:

@@ -1,12 +1,17 @@
 """Learning from another network, whose outputs say more than labels do."""
 
+import copy
 import importlib
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from torchpact.engines import FoldedBlock, Unsupported
+from torchpact.engines.onchip import OnChip, build
 from torchpact.models.resnet import ResNet
+from torchpact.training.compiling import compiled
 from torchpact.training.inputs import as_input, casting
 
 
@@ -26,21 +31,42 @@ def divergence(logits: Tensor, taught: Tensor, temperature: float) -> Tensor:
 
 
 class Teacher:
-    """A plain network that is asked, and does not learn."""
+    """A plain network that is asked, and does not learn; in bfloat16 on a GPU, on the chip where it fits."""
 
-    def __init__(
-        self, model: ResNet, device: torch.device, precision: str, own_kernels: bool = False
-    ) -> None:
+    def __init__(self, model: ResNet, device: torch.device, precision: str, compile: bool = False) -> None:
         if model.config.adaptive:
             raise ValueError("expected a plain network as teacher, got an adaptive one")
         memory = torch.channels_last if device.type == "cuda" else torch.contiguous_format
         self.model: ResNet = model.to(device, memory_format=memory).eval().requires_grad_(False)  # type: ignore[call-overload]
-        if own_kernels:
-            importlib.import_module("torchpact.training.narrow_conv").with_narrow_convs(self.model)
         self.device, self.precision = device, precision
+        self.on_chip = _on_chip(self.model) if device.type == "cuda" and precision == "bf16" else None
+        self._ask: Callable[[Tensor], Tensor] = self._by_layers
+        if self.on_chip is not None:
+            self._ask = self._by_blocks
+        elif compile:
+            if device.type == "cuda" and precision == "bf16":
+                importlib.import_module("torchpact.training.narrow_conv").with_narrow_convs(self.model)
+            self._ask = compiled(self._by_layers)
 
     def __call__(self, images: Tensor) -> Tensor:
         """Return what it makes of images, cropped and flipped."""
-        with torch.no_grad(), casting(self.device, self.precision):
+        with torch.no_grad():
+            return self._ask(images)
+
+    def _by_layers(self, images: Tensor) -> Tensor:
+        with casting(self.device, self.precision):
             logits: Tensor = self.model(as_input(images))[0]
         return logits
+
+    def _by_blocks(self, images: Tensor) -> Tensor:
+        assert self.on_chip is not None
+        return self.on_chip(as_input(images).bfloat16())[0]
+
+
+def _on_chip(model: ResNet) -> OnChip | None:
+    """Return the same network in bfloat16, a kernel a block; None where it does not fit."""
+    half = copy.deepcopy(model).bfloat16()
+    try:
+        return build(half, [FoldedBlock(block, None, False) for block in half.blocks])
+    except Unsupported:
+        return None
