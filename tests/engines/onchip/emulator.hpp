@@ -164,6 +164,12 @@ template <class Do> void put_changed(int rank, int byte, Do change) {
 inline void put_and(int rank, int byte, unsigned v) { put_changed(rank, byte, [v](unsigned old) { return old & v; }); }
 inline void put_sum(int rank, int byte, int v) { put_changed(rank, byte, [v](unsigned old) { return old + v; }); }
 inline void add(int byte, int v) { put_sum(emulator::cta, byte, v); }
+inline unsigned glance(int byte) {
+    unsigned v;
+    if (CLUSTER == 1) emulator::touch(byte, 4, false);  // else others may change it, see decide
+    std::memcpy(&v, memory + byte, 4);
+    return v;
+}
 inline void put_larger(int rank, int byte, unsigned v) {
     put_changed(rank, byte, [v](unsigned old) { return old > v ? old : v; });
 }

@@ -249,15 +249,28 @@ def test_few_images_have_a_cta_each_and_give_the_same():
 
 
 @needs_compiler
-def test_keeps_no_details_where_the_block_keeps_none():
+@pytest.mark.parametrize(
+    ("size", "batch", "cuts", "how"),
+    [
+        ((16, 16), 2, [{}] * 3, {}),
+        # 192, 48 and 12 pixels an image: fewer than threads, rows that share a word, a last CTA not full
+        ((12, 16), 5, [{}, {"images": 3}, {"images": 3}], {"watched": True}),
+        ((40, 24), 1, [{"warps": 4}, {"images": 1, "warps": 4}, {"images": 2}], {}),  # more words than at once
+        ((16, 24), 2, shared_by(4, 8, 4), {"watched": True}),  # CTAs that share a word
+    ],
+)
+def test_keeps_no_details_where_the_block_keeps_none(monkeypatch, size, batch, cuts, how):
+    """And decides the same, by another way: a bound for all."""
+    take(monkeypatch, plans((16, 32, 64), *size, 10, True, batch=1 if "cluster" in cuts[0] else 1024), cuts)
     model = tame(lively(2, units=3)).half()
-    images = torch.randn(2, 3, 16, 16).half()
+    images = torch.randn(batch, 3, *size).half()
     expected, references = engine(model)(images)
     with tp.use_mode(model, "thresholded", details=False):
-        logits, ponders = engine(model)(images)
+        logits, ponders = engine(model, **how)(images)
     assert torch.equal(logits, expected)
     for ponder, wanted in zip(ponders, references, strict=True):
         assert torch.equal(ponder.steps, wanted.steps)
+        assert 1 < ponder.steps.double().mean() < 3
         assert torch.equal(ponder.cost, wanted.cost)
         assert ponder.probs.shape == wanted.probs.shape
         assert ponder.probs.isnan().all()

@@ -84,6 +84,8 @@ template <class T> DEVICE void put(int, int byte, T v) { *reinterpret_cast<T*>(m
 DEVICE void put_and(int, int byte, unsigned v) { atomicAnd(reinterpret_cast<unsigned*>(memory + byte), v); }
 DEVICE void meet() { __syncthreads(); }
 #endif
+// A word of which others may change bits that do not matter here.
+DEVICE unsigned glance(int byte) { return *reinterpret_cast<volatile unsigned*>(memory + byte); }
 DEVICE void add(int byte, int v) { atomicAdd(reinterpret_cast<int*>(memory + byte), v); }
 
 #if HALF

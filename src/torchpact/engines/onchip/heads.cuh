@@ -141,30 +141,56 @@ DEVICE float share(int image) {
     return ((sums.x + sums.y) + (sums.z + sums.w)) * (1.0f / PLANE) + at<float>(POOLS + 4 * CHANNELS);
 }
 
-// A lane decides for a pixel of the list. Returns whether some have halted.
-DEVICE bool decide(const Args& a, int unit, const Rows& rows) {
-    const int first = anew(blockIdx.x) / CLUSTER * IMAGES;
-    bool halted = false;
-    int i = anew(threadIdx.x);
-    if (i >= rows.count * TALL) return halted;
+// A warp decides for 32 pixels at a time, of which the masks have a word; it reads some words at once. Returns whether some
+// have halted. DETAILED: by bounds of their own, or keeping probabilities.
+template <bool DETAILED> DEVICE bool decide_by(const Args& a, int unit) {
+    constexpr int OWN = IMAGES * BAND * WIDTH;  // pixels of the CTA, which may begin within a word
+    constexpr int ROUNDS = (OWN + (OWN % 32 ? 31 : 0) + THREADS - 1) / THREADS, SIDE = ROUNDS < 4 ? ROUNDS : 4;
+    constexpr bool FULL = OWN % THREADS == 0;
+    constexpr bool STEADY = FULL && THREADS % WIDTH == 0 && PLANE % THREADS == 0;  // from round to round
+    const int thread = anew(threadIdx.x), lane = thread % 32, from = rank() * OWN, start = from / 32 * 32 + thread;
     const float only = IMAGES == 1 ? share(0) : 0;
+    bool halted = false;
 #pragma unroll 1
-    for (; i < rows.count * TALL; i += THREADS) {
-        const Entry entry = rows[i / TALL];
-        const int pixel = entry.pixel(i % TALL);
-        if (TALL == 2 && !entry.active(i % TALL)) continue;
-        const float logit = at<int>(logit_at(pixel)) * (1 / UNIT) + (IMAGES == 1 ? only : share(image_of(pixel)));
-        at<int>(logit_at(pixel)) = 0;  // for the next head
-        const long long place = ((long long)unit * a.batch + first) * PLANE + pixel;
-        if (logit > (a.bounds ? a.bounds[place] : a.bound)) {
-            halted = true;
-            at<unsigned char>(STEPS + pixel) = unit + 1;
+    for (int round = 0; round < ROUNDS; round += SIDE) {
+        int places[SIDE];
+        float logits[SIDE];
+        unsigned words[SIDE];
 #pragma unroll
-            for (int r = 0; r < CLUSTER; ++r) put_and(r, MASKS + pixel / 32 * 4, ~(1u << pixel % 32));
+        for (int i = 0; i < SIDE; ++i) {
+            const int further = (round + i) * THREADS, pixel = start + further;
+            const bool own = FULL || (pixel >= from && pixel < from + OWN);
+            places[i] = STEADY ? logit_at(start) + 4 * LOGIT_PITCH * (further / WIDTH) : logit_at(pixel);
+            words[i] = own ? glance(MASKS + start / 32 * 4 + further / 8) : 0;
+            logits[i] = own ? at<int>(places[i]) * (1 / UNIT) + (IMAGES == 1 ? only : share(image_of(pixel))) : 0;
         }
-        if (a.probs) a.probs[place] = a.keep_logits ? logit : __fdividef(1, 1 + __expf(-logit));
+#pragma unroll
+        for (int i = 0; i < SIDE; ++i) {
+            const int further = (round + i) * THREADS, pixel = start + further;
+            const bool active = words[i] >> lane & 1;
+            float bound = a.bound;
+            if (active) at<int>(places[i]) = 0;  // for the next head
+            if (DETAILED && active) {
+                const int first = anew(blockIdx.x) / CLUSTER * IMAGES;
+                const long long place = ((long long)unit * a.batch + first) * PLANE + pixel;
+                if (a.bounds) bound = a.bounds[place];
+                if (a.probs) a.probs[place] = a.keep_logits ? logits[i] : __fdividef(1, 1 + __expf(-logits[i]));
+            }
+            const unsigned gone = __ballot_sync(~0u, active && logits[i] > bound);
+            if (gone == 0) continue;
+            halted = true;
+            if (gone >> lane & 1) at<unsigned char>(STEPS + pixel) = unit + 1;
+            // no other warp of the CTA has this word; other CTAs may change bits that are not the CTA's
+            const int word = MASKS + start / 32 * 4 + further / 8;
+            __syncwarp();
+            if (CLUSTER == 1 && lane == 0) at<unsigned>(word) = words[i] & ~gone;
+            if (CLUSTER > 1 && lane < CLUSTER) put_and(lane, word, ~gone);
+        }
     }
     return halted;
+}
+DEVICE bool decide(const Args& a, int unit) {
+    return a.bounds || a.probs ? decide_by<true>(a, unit) : decide_by<false>(a, unit);
 }
 
 // Wait for all, and return whether someone has halted after this unit.

@@ -102,7 +102,7 @@ extern "C" __global__ void SHARED_IMAGES __launch_bounds__(THREADS, CTAS) onchip
         meet();
         STAMP(6);
         if (ask) {
-            const bool halted = decide(a, unit, Rows{true, 0, lines(0)});
+            const bool halted = decide(a, unit);
             STAMP(7);
             refresh<TALL, true>(Rows{true, lines(0), lines(1) + lines(2)});
             STAMP(8);
