@@ -21,6 +21,7 @@
 inline int __float2int_rn(float v) {
     return v != v ? 0 : v >= 2147483648.0f ? 2147483647 : v <= -2147483648.0f ? -2147483647 - 1 : (int)std::nearbyint(v);
 }
+inline float limited(float v, float limit) { return std::fmin(std::fmax(v, -limit), limit); }
 
 struct uint2 { unsigned x, y; };
 struct alignas(16) uint4 { unsigned x, y, z, w; };

@@ -226,9 +226,10 @@ def test_ctas_whose_rows_have_halted_go_on_with_those_that_share_the_image(monke
 
 
 @needs_compiler
-def test_images_higher_than_a_warp_has_lanes():
+@pytest.mark.parametrize("size", [(40, 8), (48, 16)])  # the list just fits into a border, and does not
+def test_images_higher_than_a_warp_has_lanes(size):
     model = tame(lively(2, units=2)).half()
-    images = torch.randn(1, 3, 40, 8).half()
+    images = torch.randn(1, 3, *size).half()
     logits, ponders = engine(model, made=OnChip)(images)
     expected, references = reference(model, images)
     assert relative(logits, expected) < 1e-3
@@ -255,7 +256,8 @@ def test_few_images_have_a_cta_each_and_give_the_same():
         ((16, 16), 2, [{}] * 3, {}),
         # 192, 48 and 12 pixels an image: fewer than threads, rows that share a word, a last CTA not full
         ((12, 16), 5, [{}, {"images": 3}, {"images": 3}], {"watched": True}),
-        ((40, 24), 1, [{"warps": 4}, {"images": 1, "warps": 4}, {"images": 2}], {}),  # more words than at once
+        # more words than are read at once
+        ((40, 24), 1, [{"warps": 4}, {"images": 1, "warps": 4}, {"images": 2}], {}),
         ((16, 24), 2, shared_by(4, 8, 4), {"watched": True}),  # CTAs that share a word
     ],
 )
@@ -318,6 +320,17 @@ def test_many_images_may_run_in_several_ways():
     ]
     for plan in (plan for each in found for plan in each):
         assert plan.ctas * (plan.shared_bytes + 1024) <= 228 * 1024
+
+
+def test_lists_lie_in_the_border_of_the_residual_stream_where_they_fit():
+    def border_takes(height, width):
+        plan = plans((16, 32, 64), height, width, 10, half=False, batch=1024)[0]
+        assert plan.bordered
+        return plan.shared_bytes - replace(plan, bordered=False).shared_bytes
+
+    # rows of 9 for 8 pixels and two more, of 16 bytes for each of two chunks; without one, a pixel of zeros and 7 to fill up
+    assert border_takes(40, 8) == 16 * (380 + 379) - 16 * (324 + 321) - 40 * 8
+    assert border_takes(48, 16) == 16 * (852 + 851) - 16 * (772 + 769)
 
 
 def test_plans_of_cifar_leave_room_for_two_ctas():

@@ -63,7 +63,7 @@ def test_heads_have_a_column_for_every_neighbour_of_a_pixel_and_one_for_the_mean
         expected = F.conv2d(one, heads[1].conv.weight, padding=1)[0, 0]
         for q in range(4):
             columns = [2 * q, 2 * q + 1, 8 + 2 * q]
-            assert torch.allclose(products[columns], expected[1 + q, 1:4], atol=1e-5)
+            assert torch.allclose(products[columns] * pack.TAP_UNIT, expected[1 + q, 1:4], atol=1e-5)
         means = [products[9 + 2 * q].item() for q in range(4)]
         assert means[lower] == pytest.approx((heads[1].linear.weight.detach()[0] @ u).item(), abs=1e-5)
         assert means[:lower] + means[lower + 1 :] == [0, 0, 0]
@@ -79,6 +79,20 @@ def test_taps_that_are_not_numbers_are_told_to_the_bias():
     assert pools[0, 32].isnan()
     assert pools[1, 32] == heads[1].linear.bias
     assert torch.equal(pools[1, :32], heads[1].linear.weight[0])
+
+
+@pytest.mark.parametrize(("dtype", "unit"), [(torch.bfloat16, 2.0**16), (torch.float16, 1.0)])
+def test_taps_are_scaled_exactly_where_the_exponents_suffice(dtype, unit):
+    heads = [head.to(dtype) for head in list(lively(units=3).blocks[0].halting)[:1]]
+    matrix = unpacked(pack.pack_heads(heads)[0, 0].unsqueeze(1).float(), 16, 16)
+    taps = heads[0].conv.weight.detach()[0].float()
+    assert torch.equal(
+        matrix[:, 2], unit * taps[:, 1, 2]
+    )  # its own row, to the left: by the tap on the right
+    assert torch.equal(matrix[:, 9], heads[0].linear.weight.detach()[0].float())
+    with torch.no_grad():
+        heads[0].conv.weight[0, 3, 0, 1] = 6e4 if dtype == torch.float16 else 3e38
+    assert pack.pack_pools(heads)[0, 16].isnan() == (dtype == torch.bfloat16)
 
 
 def test_norms_have_a_row_for_every_unit():

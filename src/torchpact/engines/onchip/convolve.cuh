@@ -186,13 +186,13 @@ template <bool FIRST, bool ENTRY> struct Convolution {
                 const bool active = T == 1 && TALL == 1 ? true : entries[half].active(top + t);
                 if (row + 8 * half < rows.count) write(c[m][t], half, u[t][half], entries[half].pixel(top + t), active);
             }
-            head.add(u, entries, rows.count - row, top);
+            head.add(u, entries, top);
         }
     }
     static DEVICE int home(int pixel) { return home_at(pixel, group() * N_TILES) + 4 * (threadIdx.x % 4); }
     // What fills up the last tile is a pixel that other lanes write, and is not used: zeros are read instead.
     static DEVICE void read(unsigned (&u)[N_TILES], int pixel, bool there) {
-        const int from = there ? home(pixel) : U + 16 * ZERO;
+        const int from = there ? home(pixel) : zeros_at(0);
 #pragma unroll
         for (int n = 0; n < N_TILES; ++n) u[n] = at<unsigned>(from + HOME_PLANE * n);
     }

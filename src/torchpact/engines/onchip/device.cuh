@@ -88,6 +88,17 @@ DEVICE void meet() { __syncthreads(); }
 DEVICE unsigned glance(int byte) { return *reinterpret_cast<volatile unsigned*>(memory + byte); }
 DEVICE void add(int byte, int v) { atomicAdd(reinterpret_cast<int*>(memory + byte), v); }
 
+// Or where it is beyond a limit, that with its sign.
+DEVICE float limited(float v, float limit) {
+#if __CUDA_ARCH__ >= 860
+    float within;
+    asm("min.xorsign.abs.f32 %0, %1, %2;" : "=f"(within) : "f"(v), "f"(limit));
+    return within;
+#else
+    return fminf(fmaxf(v, -limit), limit);
+#endif
+}
+
 #if HALF
 #define FORMAT "f16"
 #else

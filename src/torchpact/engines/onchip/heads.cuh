@@ -6,7 +6,8 @@
 // that none of the sums leaves an int. Those of trained networks were below 90; of 3600, bfloat16 keeps whole logits only.
 // What is not finite in u makes the mean, and so all logits of the image, not finite; a NaN among the taps, the bias.
 constexpr float UNIT = 1 << 16, LIMIT = 3600.0f / GROUPS;
-DEVICE int fixed(float v) { return __float2int_rn(fminf(fmaxf(v, -LIMIT), LIMIT) * UNIT); }
+// Taps in bfloat16 come as multiples of it already, see pack_heads.
+DEVICE int fixed(float v) { return __float2int_rn(limited(HALF ? v * UNIT : v, LIMIT * UNIT)); }
 
 // To the logits of three neighbours in a row of the image, of which the middle one lies at a byte.
 DEVICE void add_three(int row, int byte, float left, float middle, float right) {
@@ -45,8 +46,9 @@ struct Head {
         if (anew) multiply_new(c[0], a, w.x, w.y), multiply_new(c[1], a, w.z, w.w);
         else multiply(c[0], a, w.x, w.y), multiply(c[1], a, w.z, w.w);
     }
-    // The lane's part of u, in T rows from `top` on, of a line and of that eight further; the list has `left` more.
-    template <int T> DEVICE void add(const unsigned (&u)[T][2][N_TILES], const Entry (&lines)[2], int left, int top) {
+    // The lane's part of u, in T rows from `top` on, of a line and of that eight further; zeros, if the list has ended. Halted
+    // pixels of lines count for the mean as active ones do.
+    template <int T> DEVICE void add(const unsigned (&u)[T][2][N_TILES], const Entry (&lines)[2], int top) {
         if (!asked) return;
         float c[2][4];
 #pragma unroll
@@ -57,23 +59,20 @@ struct Head {
                 const uint4 w = T == TALL || top == 0 ? taps[t][k] : taps[TALL - 1][k];
                 multiply_by(c, a, w, t == 0 && k == 0);
             }
-        scatter(c, lines, left);
-        const int q = threadIdx.x % 4;
+        scatter(c, lines);
 #pragma unroll
-        for (int half = 0; half < 2; ++half) {
-            const bool counts = q < TALL && 8 * half < left && (TALL == 1 || lines[half].active(q));
+        for (int half = 0; half < 2; ++half)
 #pragma unroll
             for (int image = 0; image < IMAGES; ++image)
-                dots[image] += counts && (IMAGES == 1 || image_of(lines[half].pixel()) == image) ? c[1][2 * half + 1] : 0;
-        }
+                dots[image] += IMAGES == 1 || image_of(lines[half].pixel()) == image ? c[1][2 * half + 1] : 0;  // of q beyond TALL: 0
     }
-    // What falls above or below an image is dropped.
-    static DEVICE void scatter(const float (&c)[2][4], const Entry (&lines)[2], int left) {
+    // What falls above or below an image is dropped if its CTAs share it, else it goes to the border.
+    static DEVICE void scatter(const float (&c)[2][4], const Entry (&lines)[2]) {
         const int q = threadIdx.x % 4;
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-            const int pixel = lines[half].pixel(), row = pixel / WIDTH % HEIGHT + q - 1;
-            if (8 * half < left && q < TALL + 2 && row >= 0 && row < HEIGHT)
+            const int pixel = lines[half].pixel(), row = CLUSTER == 1 ? 0 : pixel / WIDTH + q - 1;
+            if (q < TALL + 2 && row >= 0 && row < HEIGHT)
                 add_three(row, logit_at(pixel) + 4 * LOGIT_PITCH * (q - 1), c[0][2 * half], c[0][2 * half + 1], c[1][2 * half]);
         }
     }
@@ -83,18 +82,19 @@ struct Head {
         const unsigned thread = anew(threadIdx.x), lane = thread % 32, group = thread / 32 % GROUPS;
         if (!asked) return;
         for (int tile = TEAM - 1 - thread / 32 / GROUPS; tile * 16 < rows.count; tile += TEAM) {
-            const int pixel = rows[tile * 16 + lane % 16].pixel();
+            const int own = tile * 16 + (int)lane % 16, pixel = rows[own].pixel();
             float c[2][4];
 #pragma unroll
             for (int t = 0; t < TALL; ++t)
 #pragma unroll
                 for (int k = 0; k < K; ++k) {
                     unsigned a[4];
-                    load_rows(a, home_at(pixel + t * WIDTH, group * N_TILES + lane / 16 + 2 * k));
+                    const int chunk = group * N_TILES + lane / 16 + 2 * k;
+                    load_rows(a, own < rows.count ? home_at(pixel + t * WIDTH, chunk) : zeros_at(chunk));
                     multiply_by(c, a, taps[t][k], t == 0 && k == 0);
                 }
             const int line = tile * 16 + lane / 4;
-            scatter(c, {rows[line], rows[line + 8]}, rows.count - line);
+            scatter(c, {rows[line], rows[line + 8]});
         }
     }
     // The mean's part of the warp: of active pixels, and of those of its image whose sums it keeps.
@@ -122,7 +122,7 @@ struct Head {
 struct NoHead {
     DEVICE NoHead() {}
     DEVICE NoHead(const uint4*, int, bool) {}
-    template <int T> DEVICE void add(const unsigned (&)[T][2][N_TILES], const Entry (&)[2], int, int) const {}
+    template <int T> DEVICE void add(const unsigned (&)[T][2][N_TILES], const Entry (&)[2], int) const {}
     DEVICE void add_beside(const Rows&) const {}
     DEVICE void store() const {}
 };
@@ -160,7 +160,7 @@ template <bool DETAILED> DEVICE bool decide_by(const Args& a, int unit) {
         for (int i = 0; i < SIDE; ++i) {
             const int further = (round + i) * THREADS, pixel = start + further;
             const bool own = FULL || (pixel >= from && pixel < from + OWN);
-            places[i] = STEADY ? logit_at(start) + 4 * LOGIT_PITCH * (further / WIDTH) : logit_at(pixel);
+            places[i] = STEADY ? logit_at(start) + 4 * LOGIT_PITCH * (further / WIDTH + further / PLANE) : logit_at(pixel);
             words[i] = own ? glance(MASKS + start / 32 * 4 + further / 8) : 0;
             logits[i] = own ? at<int>(places[i]) * (1 / UNIT) + (IMAGES == 1 ? only : share(image_of(pixel))) : 0;
         }

@@ -50,7 +50,7 @@ extern "C" __global__ void SHARED_IMAGES __launch_bounds__(THREADS, CTAS) onchip
     const int images = a.batch - first < IMAGES ? a.batch - first : IMAGES;
     if (!LAST) let_next_begin();
     ask_for(NORMS, a.norms, 16 * CHANNELS);
-    clear(Y, LIST - Y);
+    clear(Y, STEPS - Y);
     clear(LOGITS, NORMS - LOGITS);
     for (int word = threadIdx.x; word < (PAST - MASKS) / 4; word += THREADS) {
         const int left = images * PLANE - 32 * word;

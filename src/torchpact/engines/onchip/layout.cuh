@@ -47,37 +47,45 @@ DEVICE constexpr int plane_of(int pixels, int chunks) {
     const int turn = chunks < 8 ? 8 / chunks : 1;
     return 16 * ((pixels - turn + 7) / 8 * 8 + turn);
 }
-constexpr int SLOT_PLANE = plane_of(SLOTS, CHUNKS);
-// u has a border too if it is BORDERED, which takes room and saves addresses; else it ends with a pixel of zeros.
-constexpr int HOME_PLANE = BORDERED ? SLOT_PLANE : plane_of(PIXELS + 1, CHUNKS), ZERO = BORDERED ? 0 : PIXELS;
+// All chunks of them; the last one needs no more than its pixels.
+DEVICE constexpr int map_of(int pixels, int chunks) { return plane_of(pixels, chunks) * (chunks - 1) + 16 * pixels; }
+constexpr int SLOT_PLANE = plane_of(SLOTS, CHUNKS), SLOT_MAP = map_of(SLOTS, CHUNKS);
+// u has a border too if it is BORDERED, which takes room and saves addresses; else it ends with a pixel of zeros. Only the
+// first column of the border is read, as zeros: the list lies between the last row of a chunk and the first of the next.
+constexpr int HOMES = BORDERED ? SLOTS : PIXELS + 1, HOME_PLANE = plane_of(HOMES, CHUNKS), ZERO = BORDERED ? PITCH : PIXELS;
+constexpr int LAST_END = IMAGES * (HEIGHT + 1) * PITCH;  // of the slots of pixels
+constexpr bool LIST_WITHIN = BORDERED && HOME_PLANE + 16 * (PITCH - LAST_END) >= PIXELS / TALL * 2;
 
 // The map before, in x while the first convolution reads it.
 constexpr int IN = ENTRY_STRIDE == 2 ? CHANNELS / 2 : CHANNELS;
 constexpr int IN_PITCH = 2 * WIDTH + 1;
-DEVICE constexpr int in_plane(int images) { return plane_of((images * (2 * HEIGHT + 1) + 1) * IN_PITCH + 1, IN / 8); }
-constexpr int X_BYTES = up(larger(SLOT_PLANE * CHUNKS, ENTRY_STRIDE == 2 ? in_plane(1) * (IN / 8) : 0));
-DEVICE constexpr int at_once(int images) { return images == 1 || in_plane(images) * (IN / 8) <= X_BYTES ? images : at_once(images - 1); }
-constexpr int AT_ONCE = at_once(IMAGES), IN_PLANE = in_plane(AT_ONCE);
+DEVICE constexpr int in_slots(int images) { return (images * (2 * HEIGHT + 1) + 1) * IN_PITCH + 1; }
+DEVICE constexpr int in_map(int images) { return map_of(in_slots(images), IN / 8); }
+constexpr int X_BYTES = larger(SLOT_MAP, ENTRY_STRIDE == 2 ? in_map(1) : 0);
+DEVICE constexpr int at_once(int images) { return images == 1 || in_map(images) <= X_BYTES ? images : at_once(images - 1); }
+constexpr int AT_ONCE = at_once(IMAGES), IN_PLANE = plane_of(in_slots(AT_ONCE), IN / 8);
 
-// From a row of logits to the next. A column between takes what falls beside the image, as many as GAP says: a warp adds to
-// four rows at once, which should not meet the same banks.
+// Logits have a border as slots have: what falls there is never read. Between rows there are as many columns as GAP says: a
+// warp adds to four rows at once, which should not meet the same banks.
 constexpr int LOGIT_PITCH = WIDTH + GAP;
+constexpr int LOGIT_COUNT = IMAGES * (HEIGHT + 1) * LOGIT_PITCH + WIDTH + 2;
 
 // Offsets into shared memory.
 constexpr int X = 0;
 constexpr int Y = X + X_BYTES;
-constexpr int U = Y + up(SLOT_PLANE * CHUNKS);
-constexpr int LIST = U + up(HOME_PLANE * CHUNKS);         // pixels, the uppermost bits being whether they are active
-constexpr int STEPS = LIST + up(PIXELS / TALL * 2);
+constexpr int U = Y + SLOT_MAP;
+constexpr int U_END = U + map_of(HOMES, CHUNKS);
+constexpr int LIST = LIST_WITHIN ? U + 16 * LAST_END : U_END;       // pixels, the uppermost bits being whether they are active
+constexpr int STEPS = LIST_WITHIN ? U_END : LIST + up(PIXELS / TALL * 2);
 constexpr int LOGITS = STEPS + up(PIXELS);                // what heads have added up, see Head
-constexpr int PARTS = LOGITS + (ADAPTIVE ? up(4 * (ROWS * LOGIT_PITCH + 1)) : 0);  // a warp's sums of u where pixels of its image have halted
+constexpr int PARTS = LOGITS + (ADAPTIVE ? up(4 * LOGIT_COUNT) : 0);  // a warp's sums of u where pixels of its image have halted
 constexpr int DOTS = PARTS + up(WARPS * CHANNELS * 4);    // each warp's sums of products with the weights of the mean
 constexpr int COUNTS = DOTS + up(IMAGES * ALL_WARPS * 4); // lines of the parts of the list; then after which unit someone has halted
 constexpr int NORMS = COUNTS + 16;                        // scale and shift before a unit, whose input is made with them
 constexpr int SECOND_NORM = NORMS + 8 * CHANNELS;         // those before its second convolution
 constexpr int POOLS = SECOND_NORM + 8 * CHANNELS;
 constexpr int MASKS = POOLS + 4 * CHANNELS + 16;            // a bit for every active pixel
-constexpr int PAST = MASKS + up(PIXELS / 8 + 8);          // those of a row when sums were last made, a word for a row
+constexpr int PAST = MASKS + up(PIXELS / 8 + 8);          // those of a row's line when sums were last made, a word for a row
 constexpr int TOTAL = PAST + up(ROWS * 4);
 static_assert(TOTAL == SHARED_BYTES, "the host plans with another layout");
 static_assert(CHANNELS % 16 == 0 && CHUNKS % N_TILES == 0 && N_TILES % 2 == 0, "tiles must fit the channels");
@@ -98,7 +106,7 @@ DEVICE int home_of(int pixel) {
     return BORDERED ? slot_of(pixel) : row * WIDTH + (pixel + row + image_of(pixel)) % WIDTH;
 }
 
-DEVICE int logit_at(int pixel) { return LOGITS + 4 * (pixel + pixel / WIDTH * (LOGIT_PITCH - WIDTH) + 1); }
+DEVICE int logit_at(int pixel) { return LOGITS + 4 * (slot_of(pixel) + (pixel / WIDTH + image_of(pixel) + 1) * (GAP - 1)); }
 
 DEVICE int in_slot(int pixel) {  // of the centre in the map before
     int row = pixel / WIDTH, column = pixel % WIDTH;
@@ -107,6 +115,7 @@ DEVICE int in_slot(int pixel) {  // of the centre in the map before
 
 DEVICE int slot_at(int slot, int chunk) { return 16 * slot + SLOT_PLANE * chunk; }
 DEVICE int home_at(int pixel, int chunk) { return U + 16 * home_of(pixel) + HOME_PLANE * chunk; }
+DEVICE int zeros_at(int chunk) { return U + 16 * ZERO + HOME_PLANE * chunk; }
 
 // Whether the CTA makes this row; and those that it needs besides.
 DEVICE bool own_row(int row) { return CLUSTER == 1 || row / BAND == rank(); }

@@ -163,12 +163,12 @@ struct Lists {
     }
 };
 
-// Add u of pixels of a row that have halted since the last time to the warp's sums. Each part of the lanes takes as many
+// Add u of pixels of a row whose lines have halted since the last time to the warp's sums. Each part of the lanes takes as many
 // columns as it has lanes.
 DEVICE void add_halted(int row) {
     constexpr int LANES = CHANNELS < 64 ? CHANNELS / 2 : 32;
     const int lane = anew(threadIdx.x) % 32;
-    const unsigned now = mask(row, 0), gone = array<unsigned>(PAST)[row] & ~now;
+    const unsigned now = mask(row, 0) | (TALL == 2 ? mask(row ^ 1, 0) : 0), gone = array<unsigned>(PAST)[row] & ~now;
     if (gone == 0) return;
 #pragma unroll
     for (int pair = lane % LANES; pair < CHANNELS / 2; pair += LANES) {

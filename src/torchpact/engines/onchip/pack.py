@@ -13,6 +13,10 @@ AHEAD = 6
 """Steps of 16 inputs that the kernel may read ahead, and so beyond the last."""
 
 
+TAP_UNIT = 2.0**-16
+"""What the kernel counts logits in."""
+
+
 def fragments(matrix: Tensor) -> Tensor:
     """Return a (k, n) matrix as [k / 16][n / 16][32 lanes][8]: two m16n8k16 fragments for every lane.
 
@@ -46,17 +50,27 @@ def pack_norms(units: Sequence[ResidualUnit]) -> Tensor:
     return torch.stack(rows).float()
 
 
+def scaled_taps(head: HaltingHead) -> Tensor:
+    """Return the taps of a head as multiples of ``TAP_UNIT``, which is exact; those of float16 as they are.
+
+    That has too few exponents: there the kernel scales the products.
+    """
+    assert head.conv is not None
+    taps = head.conv.weight.detach()
+    return taps if taps.dtype == torch.float16 else taps / TAP_UNIT
+
+
 def pack_heads(heads: Sequence[HaltingHead]) -> Tensor:
     """Return [heads][2][channels / 16][32 lanes][8]: fragments of what pixels are multiplied with.
 
     A column has the taps, or zeros, by which a pixel adds to a neighbour's logit: columns 2 q, 2 q + 1 and
     8 + 2 q to those of row q of four, left to right. The pixel is in row 1; in the second matrix, in row 2.
-    Column 9, and there 11, has the weights of the mean.
+    Column 9, and there 11, has the weights of the mean. Taps come as multiples of ``TAP_UNIT``, see
+    :func:`scaled_taps`.
     """
     packed = []
     for head in heads:
-        assert head.conv is not None
-        taps, pool = head.conv.weight.detach()[0].flip(1, 2), head.linear.weight.detach()[0]
+        taps, pool = scaled_taps(head)[0].flip(1, 2), head.linear.weight.detach()[0]
         for lower in range(2):
             rows = F.pad(taps, (0, 1, lower, 1 - lower))  # (channels, q, three columns and one more)
             rows[:, lower, 3] = pool
@@ -72,8 +86,7 @@ def pack_pools(heads: Sequence[HaltingHead]) -> Tensor:
     """
     rows = []
     for head in heads:
-        assert head.conv is not None
-        known = head.conv.weight.detach().isfinite().all()
+        known = scaled_taps(head).isfinite().all()
         bias = head.linear.bias.detach().where(known, torch.nan)
         rows.append(torch.cat([head.linear.weight.detach()[0], F.pad(bias, (0, 3))]).float())
     return torch.stack(rows)

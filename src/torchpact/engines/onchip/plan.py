@@ -13,6 +13,11 @@ def _plane(pixels: int, chunks: int) -> int:
     return 16 * (-(-(pixels - turn) // 8) * 8 + turn)
 
 
+def _map(pixels: int, chunks: int) -> int:
+    """Return the bytes of all channels of these pixels; see ``map_of`` of the kernel."""
+    return _plane(pixels, chunks) * (chunks - 1) + 16 * pixels
+
+
 @dataclass(frozen=True)
 class Plan:
     """The macros of ``kernel.cu``; the sizes are those of the maps that the block computes."""
@@ -44,15 +49,17 @@ class Plan:
         channels, images, pixels = self.channels, self.images, self.images * self.height * self.width
         rows, pitch, chunks = images * self.height, self.width + 1, channels // 8
         slots = (images * (self.height + 1) + 1) * pitch + 1
-        x = chunks * _plane(slots, chunks)
+        x = _map(slots, chunks)
         if self.entry_stride == 2:
             before = (2 * self.height + 2) * (2 * self.width + 1) + 1
-            x = max(x, chunks // 2 * _plane(before, chunks // 2))
+            x = max(x, _map(before, chunks // 2))
         homes = slots if self.bordered else pixels + 1
-        parts = [x, chunks * _plane(slots, chunks), chunks * _plane(homes, chunks)]
-        parts += [2 * pixels // self.tall, pixels]
+        parts = [x, _map(slots, chunks), _map(homes, chunks)]
+        listed = 2 * pixels // self.tall
+        free = _plane(slots, chunks) + 16 * (pitch - images * (self.height + 1) * pitch)  # of a border
+        parts += [0 if self.bordered and free >= listed else listed, pixels]
         if self.adaptive:
-            parts += [4 * (rows * (self.width + self.gap) + 1)]
+            parts += [4 * (images * (self.height + 1) * (self.width + self.gap) + self.width + 2)]
         parts += [4 * self.warps * channels, 4 * images * self.warps * self.cluster, 16, 16 * channels]
         parts += [4 * channels + 16, pixels // 8 + 8, 4 * rows]
         return sum(-(-part // 16) * 16 for part in parts)
@@ -182,8 +189,7 @@ def _ways(block: Plan, batch: int, device: Device) -> list[list[Iterator[Plan]]]
     if block.channels == 16:
         if not block.adaptive:
             return [[_usual(bordered), *kinds]]
-        # there is no room for a border and the widest gap: 417 µs with the one, 425 with the other
-        return [[_usual(replace(bordered, gap=min(block.gap, 3)))], kinds]
+        return [[_usual(bordered)], kinds]
     if block.channels == 64 and crowded:
         # 551, 544, 444 µs with a border, 572, 554, 449 without, for 637, 623, 479; tall ones: trained 432 µs
         # for 387, plain 440 for 448
