@@ -177,38 +177,55 @@ template <bool FIRST, bool ENTRY> struct Convolution {
             const int row = (tile + m) * 16 + lane / 4;
             const Entry entries[2] = {rows[row], rows[row + 8]};
             unsigned u[T][2][N_TILES];
+            Place places[2];
 #pragma unroll
-            for (int i = 0; i < 2 * T; ++i)
-                if (!FIRST) read(u[i / 2][i % 2], entries[i % 2].pixel(top + i / 2), row + 8 * (i % 2) < rows.count);
-#pragma unroll
-            for (int i = 0; i < 2 * T; ++i) {
-                const int t = i / 2, half = i % 2;
-                const bool active = T == 1 && TALL == 1 ? true : entries[half].active(top + t);
-                if (row + 8 * half < rows.count) write(c[m][t], half, u[t][half], entries[half].pixel(top + t), active);
+            for (int half = 0; half < 2; ++half) {
+                places[half] = Place(entries[half].pixel(), top, row + 8 * half < rows.count);
+                if (!FIRST) read<T>(u, half, places[half]);
             }
+#pragma unroll
+            for (int half = 0; half < 2; ++half)
+                if (row + 8 * half < rows.count)
+#pragma unroll
+                    for (int t = 0; t < T; ++t) {
+                        const bool active = T == 1 && TALL == 1 ? true : entries[half].active(top + t);
+                        write(c[m][t], half, u[t][half], places[half], t, active);
+                    }
             head.add(u, entries, top);
         }
     }
-    static DEVICE int home(int pixel) { return home_at(pixel, group() * N_TILES) + 4 * (threadIdx.x % 4); }
-    // What fills up the last tile is a pixel that other lanes write, and is not used: zeros are read instead.
-    static DEVICE void read(unsigned (&u)[N_TILES], int pixel, bool there) {
-        const int from = there ? home(pixel) : zeros_at(0);
+    // Of a lane's line, from `top` on: bytes from the start of x or y, and where u has it. What fills up the last tile is a pixel that
+    // other lanes write, and is not used: zeros are read instead.
+    struct Place {
+        int pixel, slot, home[TALL];
+        DEVICE Place() {}
+        DEVICE Place(int first, int top, bool there) : pixel(first + top * WIDTH) {
+            const int number = slot_of(first) + top * PITCH, chunk = group() * N_TILES, column = 4 * (threadIdx.x % 4);
+            slot = slot_at(FIRST || !BORDERED || there ? number : ZERO, chunk) + column;  // with a border, u is alike
 #pragma unroll
-        for (int n = 0; n < N_TILES; ++n) u[n] = at<unsigned>(from + HOME_PLANE * n);
+            for (int t = 0; t < TALL; ++t)
+                home[t] = BORDERED ? U + slot + 16 * PITCH * t : there ? home_at(pixel + t * WIDTH, chunk) + column : zeros_at(0);
+        }
+        DEVICE int to(int t) const { return (FIRST ? Y : X) + slot + 16 * PITCH * t; }
+    };
+    template <int T> static DEVICE void read(unsigned (&u)[T][2][N_TILES], int half, const Place& place) {
+#pragma unroll
+        for (int t = 0; t < T; ++t)
+#pragma unroll
+            for (int n = 0; n < N_TILES; ++n) u[t][half][n] = at<unsigned>(place.home[t] + HOME_PLANE * n);
     }
     // Half of a tile: to y; or added to u, if the pixel is active, and then to x.
-    DEVICE void write(const float (&c)[N_TILES][4], int half, unsigned (&u)[N_TILES], int pixel, bool active) {
-        const int slot = (FIRST ? Y : X) + slot_at(slot_of(pixel), group() * N_TILES) + 4 * (threadIdx.x % 4);
+    DEVICE void write(const float (&c)[N_TILES][4], int half, unsigned (&u)[N_TILES], const Place& place, int t, bool active) {
 #pragma unroll
         for (int n = 0; n < N_TILES; ++n) {
             float2 v = make_float2(c[n][2 * half], c[n][2 * half + 1]);
             if (!FIRST) {
                 const float2 old = unpack(u[n]);
                 u[n] = active ? pack(old.x + v.x, old.y + v.y) : u[n];
-                if (active) at<unsigned>(home(pixel) + HOME_PLANE * n) = u[n];
+                if (active) at<unsigned>(place.home[t] + HOME_PLANE * n) = u[n];
                 v = unpack(u[n]);
             }
-            put_pixel(pixel, slot + SLOT_PLANE * n, norm(v.x, v.y, n));
+            put_pixel(place.pixel + t * WIDTH, place.to(t) + SLOT_PLANE * n, norm(v.x, v.y, n));
         }
     }
 };

@@ -13,7 +13,7 @@ struct Rows {
     bool listed;
     int first, count;
     DEVICE Entry operator[](int i) const {
-        const int in = first + (i < count ? i : count - 1);  // the last tile is filled up
+        const int in = first + (i < count - 1 ? i : count - 1);  // the last tile is filled up
         return Entry{listed ? array<unsigned short>(LIST)[in] : in};
     }
 };
