@@ -154,7 +154,7 @@ template <bool FIRST, bool ENTRY> struct Convolution {
     bool again = false;
 
     DEVICE Convolution(const Weights<From>& weights, const Rows& rows, HeadOf<FIRST>& head) : weights(weights), rows(rows), head(head) {
-        if (FIRST && HOLD) load_norm();
+        if (HOLD) load_norm();
     }
     static DEVICE int group() { return threadIdx.x / 32 % GROUPS; }
     DEVICE void load_norm() { norm.load((FIRST ? SECOND_NORM : NORMS) + 4 * (group() * WIDE_N + 2 * (threadIdx.x % 4))); }
@@ -171,27 +171,34 @@ template <bool FIRST, bool ENTRY> struct Convolution {
         }
         weights.template convolve<M, T>(c, start, again);
         again = true;
-        if (!FIRST || !HOLD) load_norm();
+        if (!HOLD) load_norm();
+        constexpr int AHEAD_OF_WRITES = 65536 / (THREADS * CTAS) > 128 ? M : 1;  // registers of a thread
+#pragma unroll
+        for (int m = 0; m < M; m += AHEAD_OF_WRITES) finish<AHEAD_OF_WRITES, T>(&c[m], tile + m, top, lane);
+    }
+    // Tiles whose u is read before that of any is written, which the compiler would not dare.
+    template <int M, int T> DEVICE void finish(float (*c)[T][N_TILES][4], int tile, int top, int lane) {
+        Entry entries[M][2];
+        Place places[M][2];
+        unsigned u[M][T][2][N_TILES];
+#pragma unroll
+        for (int i = 0; i < 2 * M; ++i) {
+            const int m = i / 2, half = i % 2, row = (tile + m) * 16 + lane / 4 + 8 * half;
+            entries[m][half] = rows[row];
+            places[m][half] = Place(entries[m][half].pixel(), top, row < rows.count);
+            if (!FIRST) read<T>(u[m], half, places[m][half]);
+        }
 #pragma unroll
         for (int m = 0; m < M; ++m) {
-            const int row = (tile + m) * 16 + lane / 4;
-            const Entry entries[2] = {rows[row], rows[row + 8]};
-            unsigned u[T][2][N_TILES];
-            Place places[2];
-#pragma unroll
-            for (int half = 0; half < 2; ++half) {
-                places[half] = Place(entries[half].pixel(), top, row + 8 * half < rows.count);
-                if (!FIRST) read<T>(u, half, places[half]);
-            }
 #pragma unroll
             for (int half = 0; half < 2; ++half)
-                if (row + 8 * half < rows.count)
+                if ((tile + m) * 16 + lane / 4 + 8 * half < rows.count)
 #pragma unroll
                     for (int t = 0; t < T; ++t) {
-                        const bool active = T == 1 && TALL == 1 ? true : entries[half].active(top + t);
-                        write(c[m][t], half, u[t][half], places[half], t, active);
+                        const bool active = T == 1 && TALL == 1 ? true : entries[m][half].active(top + t);
+                        write(c[m][t], half, u[m][t][half], places[m][half], t, active);
                     }
-            head.add(u, entries, top);
+            head.add(u[m], entries[m], top);
         }
     }
     // Of a lane's line, from `top` on: bytes from the start of x or y, and where u has it. What fills up the last tile is a pixel that
