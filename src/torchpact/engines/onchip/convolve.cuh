@@ -228,9 +228,9 @@ template <bool FIRST, bool ENTRY> struct Convolution {
             float2 v = make_float2(c[n][2 * half], c[n][2 * half + 1]);
             if (!FIRST) {
                 const float2 old = unpack(u[n]);
-                u[n] = active ? pack(old.x + v.x, old.y + v.y) : u[n];
+                v = active ? make_float2(old.x + v.x, old.y + v.y) : old;
+                u[n] = pack(v.x, v.y);
                 if (active) at<unsigned>(place.home[t] + HOME_PLANE * n) = u[n];
-                v = unpack(u[n]);
             }
             put_pixel(place.pixel + t * WIDTH, place.to(t) + SLOT_PLANE * n, norm(v.x, v.y, n));
         }
