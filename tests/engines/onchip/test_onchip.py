@@ -328,7 +328,8 @@ def test_lists_lie_in_the_border_of_the_residual_stream_where_they_fit():
         assert plan.bordered
         return plan.shared_bytes - replace(plan, bordered=False).shared_bytes
 
-    # rows of 9 for 8 pixels and two more, of 16 bytes for each of two chunks; without one, a pixel of zeros and 7 to fill up
+    # rows of 9 for 8 pixels and two more, of 16 bytes for each of two chunks; without one, a pixel of zeros
+    # and 7 to fill up
     assert border_takes(40, 8) == 16 * (380 + 379) - 16 * (324 + 321) - 40 * 8
     assert border_takes(48, 16) == 16 * (852 + 851) - 16 * (772 + 769)
 
