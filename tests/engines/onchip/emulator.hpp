@@ -32,6 +32,7 @@ inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return
 inline float2 make_float2(float x, float y) { return {x, y}; }
 inline uint4 fetch(const uint4* from) { return *from; }
 inline unsigned anew(unsigned v) { return v; }
+inline int kept(int v) { return v; }
 
 namespace emulator {
 constexpr int THREADS = 32 * WARPS * CLUSTER, OF_CTA = 32 * WARPS, STACK = 128 * 1024;  // of a cluster, and of a CTA

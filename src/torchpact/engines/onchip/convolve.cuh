@@ -5,7 +5,8 @@
 template <bool FIRST, bool ENTRY> struct Source {
     static constexpr int C = ENTRY ? IN : CHANNELS, K = C / 16, ROW = ENTRY ? IN_PITCH : PITCH;
     static constexpr int NEXT = ENTRY ? IN_PLANE : SLOT_PLANE;
-    static DEVICE int start(int slot) { return (FIRST ? X : Y) + 16 * slot + NEXT * (threadIdx.x % 32 / 16); }
+    static DEVICE int side() { return NEXT * (threadIdx.x % 32 / 16); }  // of the lane
+    static DEVICE int start(int slot, int side) { return (FIRST ? X : Y) + 16 * slot + side; }
     // By constants from the start: no address has to be computed.
     static DEVICE void load(unsigned (&a)[4], int start, int row, int column, int k) {
         load_rows(a, start + 16 * (row * ROW + column) + 2 * NEXT * k);
@@ -152,10 +153,14 @@ template <bool FIRST, bool ENTRY> struct Convolution {
     HeadOf<FIRST>& head;
     Affine norm;  // of what comes after
     bool again = false;
+    const int side_kept = kept(From::side()), column_kept = kept(column_of());  // if registers hold weights: else there are few
 
     DEVICE Convolution(const Weights<From>& weights, const Rows& rows, HeadOf<FIRST>& head) : weights(weights), rows(rows), head(head) {
         if (HOLD) load_norm();
     }
+    static DEVICE int column_of() { return SLOT_PLANE * N_TILES * group() + 4 * (threadIdx.x % 4); }
+    DEVICE int side() const { return HOLD ? side_kept : From::side(); }
+    DEVICE int column() const { return HOLD ? column_kept : column_of(); }
     static DEVICE int group() { return threadIdx.x / 32 % GROUPS; }
     DEVICE void load_norm() { norm.load((FIRST ? SECOND_NORM : NORMS) + 4 * (group() * WIDE_N + 2 * (threadIdx.x % 4))); }
 
@@ -167,7 +172,7 @@ template <bool FIRST, bool ENTRY> struct Convolution {
 #pragma unroll
         for (int m = 0; m < M; ++m) {
             const int pixel = rows[(tile + m) * 16 + lane % 16].pixel();
-            start[m] = From::start((ENTRY ? in_slot(CLUSTER == 1 ? pixel - rows.first : pixel) : slot_of(pixel)) + top * From::ROW);
+            start[m] = From::start((ENTRY ? in_slot(CLUSTER == 1 ? pixel - rows.first : pixel) : slot_of(pixel)) + top * From::ROW, side());
         }
         weights.template convolve<M, T>(c, start, again);
         again = true;
@@ -185,7 +190,7 @@ template <bool FIRST, bool ENTRY> struct Convolution {
         for (int i = 0; i < 2 * M; ++i) {
             const int m = i / 2, half = i % 2, row = (tile + m) * 16 + lane / 4 + 8 * half;
             entries[m][half] = rows[row];
-            places[m][half] = Place(entries[m][half].pixel(), top, row < rows.count);
+            places[m][half] = Place(entries[m][half].pixel(), top, row < rows.count, column());
             if (!FIRST) read<T>(u[m], half, places[m][half]);
         }
 #pragma unroll
@@ -206,13 +211,14 @@ template <bool FIRST, bool ENTRY> struct Convolution {
     struct Place {
         int pixel, slot, home[TALL];
         DEVICE Place() {}
-        DEVICE Place(int first, int top, bool there) : pixel(first + top * WIDTH) {
-            const int number = slot_of(first) + top * PITCH, chunk = group() * N_TILES, column = 4 * (threadIdx.x % 4);
-            slot = slot_at(FIRST || !BORDERED || there ? number : ZERO, chunk) + column;  // with a border, u is alike
+        DEVICE Place(int first, int top, bool there, int column) : pixel(first + top * WIDTH) {
+            const int number = slot_of(first) + top * PITCH;
+            slot = 16 * (FIRST || !BORDERED || there ? number : ZERO) + column;  // with a border, u is alike
 #pragma unroll
             for (int t = 0; t < TALL; ++t)
-                home[t] = BORDERED ? U + slot + 16 * PITCH * t : there ? home_at(pixel + t * WIDTH, chunk) + column : zeros_at(0);
+                home[t] = BORDERED ? U + slot + 16 * PITCH * t : there ? home_of_lane(pixel + t * WIDTH) : zeros_at(0);
         }
+        static DEVICE int home_of_lane(int pixel) { return home_at(pixel, group() * N_TILES) + 4 * (threadIdx.x % 4); }
         DEVICE int to(int t) const { return (FIRST ? Y : X) + slot + 16 * PITCH * t; }
     };
     template <int T> static DEVICE void read(unsigned (&u)[T][2][N_TILES], int half, const Place& place) {

@@ -18,6 +18,11 @@ DEVICE unsigned anew(unsigned v) {
     asm volatile("" : "+r"(v));
     return v;
 }
+// And the other way: made but once, for it is not known what of.
+DEVICE int kept(int v) {
+    asm volatile("" : "+r"(v));
+    return v;
+}
 
 // From memory that no one writes, now: the compiler must not put it off until behind a barrier.
 DEVICE uint4 fetch(const uint4* from) {
