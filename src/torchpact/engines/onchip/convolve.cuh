@@ -153,7 +153,7 @@ template <bool FIRST, bool ENTRY> struct Convolution {
     HeadOf<FIRST>& head;
     Affine norm;  // of what comes after
     bool again = false;
-    const int side_kept = kept(From::side()), column_kept = kept(column_of());  // if registers hold weights: else there are few
+    const int side_kept = HOLD ? kept(From::side()) : 0, column_kept = HOLD ? kept(column_of()) : 0;  // else registers are few
 
     DEVICE Convolution(const Weights<From>& weights, const Rows& rows, HeadOf<FIRST>& head) : weights(weights), rows(rows), head(head) {
         if (HOLD) load_norm();
@@ -177,7 +177,8 @@ template <bool FIRST, bool ENTRY> struct Convolution {
         weights.template convolve<M, T>(c, start, again);
         again = true;
         if (!HOLD) load_norm();
-        constexpr int AHEAD_OF_WRITES = 65536 / (THREADS * CTAS) > 128 ? M : 1;  // registers of a thread
+        constexpr int ROOM = 65536 / (THREADS * CTAS) - 6 * M * T * N_TILES - 4 * N_TILES;  // registers, less sums, u and norm
+        constexpr int AHEAD_OF_WRITES = ROOM >= 100 ? M : 1;
 #pragma unroll
         for (int m = 0; m < M; m += AHEAD_OF_WRITES) finish<AHEAD_OF_WRITES, T>(&c[m], tile + m, top, lane);
     }
