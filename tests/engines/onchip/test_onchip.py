@@ -328,8 +328,7 @@ def test_lists_lie_in_the_border_of_the_residual_stream_where_they_fit():
         assert plan.bordered
         return plan.shared_bytes - replace(plan, bordered=False).shared_bytes
 
-    # rows of 9 for 8 pixels and two more, of 16 bytes for each of two chunks; without one, a pixel of zeros
-    # and 7 to fill up
+    # 16 bytes for every slot of two chunks, the first filled up; without a border, a pixel of zeros
     assert border_takes(40, 8) == 16 * (380 + 379) - 16 * (324 + 321) - 40 * 8
     assert border_takes(48, 16) == 16 * (852 + 851) - 16 * (772 + 769)
 
@@ -341,3 +340,35 @@ def test_plans_of_cifar_leave_room_for_two_ctas():
         plans((48, 96, 192), 32, 32, 10, half=False)
     with pytest.raises(Unsupported, match="no wider than 32; got 64×64"):
         plans((16, 32, 64), 64, 64, 10, half=False)
+
+
+@needs_compiler
+@pytest.mark.parametrize("how", [{}, {"watched": True, "reverse": True}])
+def test_warps_share_tiles_where_those_are_few(how):
+    """Eight tiles for four warps, then four, then two: by a channel of each image that no unit changes."""
+    model = tame(lively(2, units=5)).half()
+    with torch.no_grad():
+        model.stem.weight[3] = 0
+        model.stem.weight[3, 0, 1, 1] = 1
+        for block, channel in zip(
+            model.blocks, (3, 11, 27), strict=True
+        ):  # a quarter of the new ones come first
+            for unit in block.steps:
+                unit.conv2.weight[channel] = 0
+        tell_heads(model.blocks[2], 0.0)
+        for head, bound in zip(model.blocks[2].halting, (100, 8, 4, 2), strict=True):
+            head.conv.weight[0, 27, 1, 1] = 1
+            head.linear.bias.fill_(-bound)
+        for block in model.blocks[:2]:
+            tell_heads(block, -9.0)
+    images = torch.randn(2, 3, 32, 32)
+    images[0, 0], images[1, 0, :16], images[1, 0, 16:] = 10, 5, 3
+    images, fast = images.half(), engine(model, **how)
+    plan = fast.prepare(32, 32, 2)[2][0]
+    assert (plan.images, plan.warps, plan.n_tiles, plan.m_tiles) == (2, 4, 8, 2)
+    logits, ponders = fast(images)
+    expected, references = reference(model, images)
+    assert references[2].steps[0].unique().tolist() == [2]
+    assert references[2].steps[1].unique().tolist() == [3, 4]
+    assert torch.equal(ponders[2].steps, references[2].steps)
+    assert relative(logits, expected) < 1e-3

@@ -163,8 +163,8 @@ struct Lists {
     }
 };
 
-// Add u of pixels of a row whose lines have halted since the last time to the warp's sums. Each part of the lanes takes as many
-// columns as it has lanes.
+// Add u of pixels of a row whose lines have halted since the last time to the warp's sums. Each part of the lanes takes as
+// many columns as it has lanes.
 DEVICE void add_halted(int row) {
     constexpr int LANES = CHANNELS < 64 ? CHANNELS / 2 : 32;
     const int lane = anew(threadIdx.x) % 32;
