@@ -263,7 +263,8 @@ def test_few_images_have_a_cta_each_and_give_the_same():
 )
 def test_keeps_no_details_where_the_block_keeps_none(monkeypatch, size, batch, cuts, how):
     """And decides the same, by another way: a bound for all."""
-    take(monkeypatch, plans((16, 32, 64), *size, 10, True, batch=1 if "cluster" in cuts[0] else 1024), cuts)
+    many = 1 if "cluster" in cuts[0] else 1024
+    take(monkeypatch, plans((16, 32, 64), size[0], size[1], 10, True, batch=many), cuts)
     model = tame(lively(2, units=3)).half()
     images = torch.randn(batch, 3, *size).half()
     expected, references = engine(model)(images)
@@ -311,13 +312,15 @@ def test_few_images_are_shared_where_ctas_can_and_rows_suffice():
 def test_many_images_may_run_in_several_ways():
     found = candidates((16, 32, 64), 32, 32, 10, False, True, 1024, H200)
     cuts = [
-        [(plan.images, plan.ctas, plan.warps, plan.tall, plan.bordered) for plan in each] for each in found
+        [(plan.images, plan.ctas, plan.warps, plan.m_tiles, plan.tall, plan.bordered) for plan in each]
+        for each in found
     ]
     assert cuts == [
-        [(1, 2, 8, 2, True), (1, 2, 8, 2, False)],
-        [(2, 2, 8, 1, False), (1, 3, 4, 2, False)],
-        [(2, 2, 4, 1, True), (2, 3, 4, 2, True)],
+        [(1, 2, 8, 1, 2, True), (1, 2, 8, 1, 2, False)],
+        [(2, 2, 8, 3, 1, False), (1, 3, 4, 2, 2, False), (2, 2, 8, 4, 1, False)],
+        [(2, 2, 4, 2, 1, True), (2, 3, 4, 2, 2, True), (2, 2, 4, 2, 1, True)],
     ]
+    assert [plan.halves for plan in found[2]] == [False, False, True]
     for plan in (plan for each in found for plan in each):
         assert plan.ctas * (plan.shared_bytes + 1024) <= 228 * 1024
 
@@ -344,15 +347,14 @@ def test_plans_of_cifar_leave_room_for_two_ctas():
 
 @needs_compiler
 @pytest.mark.parametrize("how", [{}, {"watched": True, "reverse": True}])
-def test_warps_share_tiles_where_those_are_few(how):
+def test_warps_share_tiles_where_those_are_few(monkeypatch, how):
     """Eight tiles for four warps, then four, then two: by a channel of each image that no unit changes."""
     model = tame(lively(2, units=5)).half()
     with torch.no_grad():
         model.stem.weight[3] = 0
         model.stem.weight[3, 0, 1, 1] = 1
-        for block, channel in zip(
-            model.blocks, (3, 11, 27), strict=True
-        ):  # a quarter of the new ones come first
+        # a quarter of the new channels come first
+        for block, channel in zip(model.blocks, (3, 11, 27), strict=True):
             for unit in block.steps:
                 unit.conv2.weight[channel] = 0
         tell_heads(model.blocks[2], 0.0)
@@ -363,9 +365,11 @@ def test_warps_share_tiles_where_those_are_few(how):
             tell_heads(block, -9.0)
     images = torch.randn(2, 3, 32, 32)
     images[0, 0], images[1, 0, :16], images[1, 0, 16:] = 10, 5, 3
+    found = candidates((16, 32, 64), 32, 32, 10, True, True, 1024, H200)
+    (halving,) = (plan for plan in found[2] if plan.halves)
+    assert (halving.images, halving.warps, halving.n_tiles, halving.m_tiles) == (2, 4, 8, 2)
+    take(monkeypatch, [found[0][0], found[1][0], halving], [{}] * 3)
     images, fast = images.half(), engine(model, **how)
-    plan = fast.prepare(32, 32, 2)[2][0]
-    assert (plan.images, plan.warps, plan.n_tiles, plan.m_tiles) == (2, 4, 8, 2)
     logits, ponders = fast(images)
     expected, references = reference(model, images)
     assert references[2].steps[0].unique().tolist() == [2]

@@ -39,6 +39,7 @@ class Plan:
     bordered: bool = False  # the residual stream, too
     gap: int = 1  # columns between rows of logits
     hold: bool = False
+    halves: bool = False  # of outputs, by each of two warps, where tiles are few
     ctas: int = 2
     overlap: bool = False  # begins before the block before it has ended
     cluster: int = 1  # CTAs that share an image
@@ -172,8 +173,8 @@ def _ways(block: Plan, batch: int, device: Device) -> list[list[Iterator[Plan]]]
     bordered = replace(block, bordered=True)
     if crowded and block.channels == 32:
         # trained 339 µs, small ones 358, which are faster with all pixels active; plain 563 and 467
-        ways = [[_usual(block)], [_small(block)]]
-        return ways if block.adaptive else ways[::-1]
+        ways = [[_usual(block)], [_small(block)], [_usual(block, most=4)]]
+        return ways if block.adaptive else ways[1::-1]
     kinds = [_usual(block)]
     if block.channels == 64:
         # a single image: 137, 133, 119 µs for 143, 134, 121
@@ -193,12 +194,12 @@ def _ways(block: Plan, batch: int, device: Device) -> list[list[Iterator[Plan]]]
     if block.channels == 64 and crowded:
         # 551, 544, 444 µs with a border, 572, 554, 449 without, for 637, 623, 479; tall ones: trained 432 µs
         # for 387, plain 440 for 448
-        ways = [[_wide(bordered), _wide(block), *kinds], [_tall(bordered)]]
-        return ways if block.adaptive else ways[::-1]
+        ways = [[_wide(bordered), _wide(block), *kinds], [_tall(bordered)], [_halving(bordered)]]
+        return ways if block.adaptive else ways[1::-1]
     return [kinds]
 
 
-def _usual(block: Plan) -> Iterator[Plan]:
+def _usual(block: Plan, most: int = 3) -> Iterator[Plan]:
     """As many warps as there is room for; registers hold all weights of 16 channels."""
     chunks = block.channels // 8
     n_tiles = 4 if chunks % 4 == 0 else 2
@@ -206,7 +207,7 @@ def _usual(block: Plan) -> Iterator[Plan]:
         for images in (2, 3, 1):
             pixels = images * block.height * block.width
             if images == 1 or pixels <= (512 if images == 2 else 192):
-                yield _cut(block, images=images, ctas=ctas, warps=warps, n_tiles=n_tiles, most=3)
+                yield _cut(block, images=images, ctas=ctas, warps=warps, n_tiles=n_tiles, most=most)
 
 
 def _small(block: Plan) -> Iterator[Plan]:
@@ -226,6 +227,11 @@ def _wide(block: Plan) -> Iterator[Plan]:
     for images in (2, 3):
         if images * block.height * block.width <= 192:
             yield _cut(replace(block, ahead=4), images=images, ctas=2, warps=4, n_tiles=8, most=3)
+
+
+def _halving(block: Plan) -> Iterator[Plan]:
+    """The same for two images: where one has halted, two warps share its tiles, half of the weights each."""
+    yield from (replace(plan, halves=True) for plan in _wide(block) if plan.m_tiles == 2)
 
 
 def _deep(block: Plan) -> Iterator[Plan]:
