@@ -34,7 +34,10 @@ def run(tmp_path_factory):
 @pytest.mark.parametrize(
     ("network", "names"),
     [
-        ("resnet32", ["plain", "plain-strong", "tau0.005", "tau0.01", "tau0.02", "tau0.05", "sact-tau0.01"]),
+        (
+            "resnet32",
+            ["plain", "plain-paper", "plain-strong", "tau0.01", "tau0.05", "strong-tau0.03", "sact-tau0.01"],
+        ),
         ("resnet110", ["plain", "plain-strong", "tau0.001", "tau0.005", "tau0.01", "sact-tau0.005"]),
     ],
 )
@@ -94,7 +97,7 @@ def test_deep_networks_are_loaded_by_name_too():
         (
             tp.models.resnet32,
             {"pretrained": "tau0.01"},
-            "of a plain ResNet-32 among plain, plain-strong; got 'tau0.01'",
+            "of a plain ResNet-32 among plain, plain-paper, plain-strong; got 'tau0.01'",
         ),
         (tp.models.psact_resnet32, {"pretrained": "tau0.01", "group": 2}, "expected group=1, as tau0.01"),
         (zoo.load, {"name": "vgg"}, "expected a network of the zoo among resnet32-plain"),

@@ -103,8 +103,8 @@ def in_order(results: dict[str, Any]) -> dict[str, Any]:
     return {mode: results[mode] for mode in _MODES if mode in results}
 
 
-def _rank(entry: Entry) -> tuple[int, bool, int, float]:
+def _rank(entry: Entry) -> tuple[int, bool, int, float, str]:
     """Small networks first, the plain ones before adaptive ones; methods that nobody foresaw are last."""
     method = entry.config["method"]
     place = _METHODS.index(method) if method in _METHODS else len(_METHODS)
-    return entry.network.units, entry.network.adaptive, place, float(entry.config["tau"])
+    return entry.network.units, entry.network.adaptive, place, float(entry.config["tau"]), entry.name
