@@ -99,7 +99,7 @@ def test_kernels_are_given_what_is_theirs(without_chance, monkeypatch):
 @pytest.mark.parametrize("method", METHODS)
 def test_what_each_learns_is_what_it_learns_alone(without_chance, method):
     data = images(count=40)  # five batches an epoch
-    settings = {"tau_ramp": 0.5, "nesterov": True, "lr": 0.02}
+    settings = {"tau_ramp": 0.5, "nesterov": True, "lr": 0.02, "head_lr": 0.5}
     alone, others = learners(data, method, **settings), learners(data, method, **settings)
     together = Joint(others)
     for _ in range(8):

@@ -82,6 +82,26 @@ def test_one_iteration_of_plain_sgd_is_what_the_formulas_say():
         torch.testing.assert_close(parameter.detach(), expected)
 
 
+def test_heads_learn_at_a_rate_of_their_own():
+    usual, slow, still = (
+        Learner(config("relaxed", iterations=10, milestones=(0.2,), head_lr=times), images())
+        for times in (1.0, 0.25, 0.0)
+    )
+    before = {name: p.detach().clone() for name, p in usual.model.named_parameters()}
+    for learner in (usual, slow, still):
+        learner.advance()
+    for name, start in before.items():
+        moved, less, none = (one.model.get_parameter(name) - start for one in (usual, slow, still))
+        assert moved.any()
+        times = 0.25 if "halting" in name else 1.0
+        torch.testing.assert_close(less, times * moved, rtol=1e-3, atol=1e-7)
+        assert "halting" not in name or not none.any()
+    for _ in range(2):
+        slow.advance()
+    rates = {group["times"]: group["lr"] for group in slow.optimizer.param_groups}
+    assert rates == pytest.approx({1.0: 0.01, 0.25: 0.0025})
+
+
 def test_the_learning_rate_follows_the_schedule():
     learner = Learner(config("plain", iterations=10, milestones=(0.2, 0.5)), images())
     seen = []

@@ -98,6 +98,12 @@ def train(
     per: Annotated[
         str | None, typer.Option(help="What decides: pixel (default) or image.", rich_help_panel=IMAGES)
     ] = None,
+    head_lr: Annotated[
+        float | None,
+        typer.Option(
+            help="Learning rate of halting heads, in times of the others' (1).", rich_help_panel=IMAGES
+        ),
+    ] = None,
     halting_norm: Annotated[
         bool | None,
         typer.Option(
@@ -177,6 +183,7 @@ def train(
         "clip": clip,
         "group": group,
         "per": per,
+        "head_lr": head_lr,
         "halting_norm": halting_norm,
         "precision": precision,
         "deterministic": deterministic,
@@ -198,8 +205,9 @@ def train(
         trainers: Sequence[TrainingLoop[Any]]
         if method in ("plain", "repeat"):
             decides = {"tau": tau, "temperature": temperature, "clip": clip, "group": group, "per": per}
-            others = {"halting_norm": halting_norm, "free": free, "validate_mode": validate_mode or None}
-            _refuse(decides | others, "where a network decides")
+            heads = {"head_lr": head_lr, "halting_norm": halting_norm}
+            others = {"free": free, "validate_mode": validate_mode or None}
+            _refuse(decides | heads | others, "where a network decides")
         if task is None:
             _refuse(of_sequences, "with --task only")
             trainers = _image_trainers(
@@ -246,8 +254,7 @@ def _image_trainers(
         units = int(network)
     parts = {k: given[k] for k in ("per", "group", "halting_norm") if given[k] is not None}
     settings = common | {
-        "clip": given["clip"],
-        "distill": given["distill"],
+        **{name: given[name] for name in ("clip", "distill", "head_lr")},
         "precision": given["precision"] or ("bf16" if place.type == "cuda" else "fp32"),
         "deterministic": given["deterministic"],
         "random_steps": given["random_steps"] and tuple(given["random_steps"]),

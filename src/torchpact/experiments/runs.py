@@ -118,6 +118,7 @@ class Run:
                 (network.halting_bias, usual.network.halting_bias, f"bias{network.halting_bias:g}"),
                 (config.temperature, usual.temperature, f"lambda{config.temperature:g}"),
                 (config.clip, usual.clip, f"delta{config.clip:g}"),
+                (config.head_lr, usual.head_lr, f"heads{config.head_lr:g}"),
                 (self.warm is None, False, "cold"),
             ):
                 if value != default:

@@ -45,6 +45,9 @@ class TrainConfig:
     batch: int = 128
     optimizer: Literal["sgd", "adam"] = "sgd"
     lr: float = 0.1
+    head_lr: float = 1.0
+    """The learning rate of halting heads, in times of the others': slow heads are not sure before the network
+    has learned what becomes of pixels that halt."""
     momentum: float = 0.9
     weight_decay: float = 2e-4
     nesterov: bool = False
@@ -95,6 +98,7 @@ class TrainConfig:
         check_number("distill_temperature", self.distill_temperature, 0, open_low=True, open_high=True)
         check_number("tau_ramp", self.tau_ramp, 0, 1)
         check_number("lr", self.lr, 0, open_low=True, open_high=True)
+        check_number("head_lr", self.head_lr, 0, open_high=True)
         check_number("tau", self.tau, 0, open_high=True)
         check_number("momentum", self.momentum, 0, 1, open_high=True)
         check_number("weight_decay", self.weight_decay, 0, open_high=True)

@@ -97,11 +97,12 @@ class Iterations(ABC):
         if rate == self._rate:
             return
         self._rate = rate
-        if isinstance(self.lr, Tensor):
-            self.lr.fill_(rate)
-        else:
-            for group in self.optimizer.param_groups:
-                group["lr"] = rate
+        for group in self.optimizer.param_groups:
+            own = rate * group.get("times", 1.0)
+            if isinstance(group["lr"], Tensor):
+                group["lr"].fill_(own)
+            else:
+                group["lr"] = own
 
     def metrics(self) -> Metrics:
         """Read the means since the last call; waits for the device."""

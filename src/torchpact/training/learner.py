@@ -9,6 +9,7 @@ Where there is a process group, its processes share the work of each iteration; 
 """
 
 import importlib
+import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -19,6 +20,7 @@ from torch import Tensor, nn
 from torchpact.baseline import EMABaseline
 from torchpact.data import BatchOrder, Images
 from torchpact.models.resnet import ResNet, build
+from torchpact.models.units import HaltingHead
 from torchpact.objective import map_loss, reinforce_loss
 from torchpact.training import distributed
 from torchpact.training.config import TrainConfig
@@ -207,17 +209,26 @@ class Learner(ImageIterations):
 def make_optimizer(model: nn.Module, config: TrainConfig, lr: float | Tensor) -> torch.optim.Optimizer:
     """Return the optimizer of a run; weights of convolutions and linear layers decay.
 
-    A learning rate that lives on the device is for iterations that are captured.
+    A learning rate that lives on the device is for iterations that are captured; that of a group of
+    parameters is some ``times`` as large.
     """
-    decayed = [m.weight for m in model.modules() if isinstance(m, nn.Conv2d | nn.Linear)]
-    known = {id(p) for p in decayed}
-    others = [p for p in model.parameters() if id(p) not in known]
-    groups: list[dict[str, Any]] = [
-        {"params": decayed, "weight_decay": config.weight_decay},
-        {"params": others, "weight_decay": 0.0},
-    ]
+    decayed = {id(m.weight) for m in model.modules() if isinstance(m, nn.Conv2d | nn.Linear)}
+    slow = set() if config.head_lr == 1 else {id(p) for p in _of_heads(model)}
+    groups: list[dict[str, Any]] = []
+    for of_head, decays in itertools.product((False, True), (True, False)):
+        chosen = [p for p in model.parameters() if (id(p) in slow, id(p) in decayed) == (of_head, decays)]
+        if chosen:
+            times = config.head_lr if of_head else 1.0
+            decay = config.weight_decay if decays else 0.0
+            groups.append({"params": chosen, "weight_decay": decay, "times": times, "lr": lr * times})
     captured = isinstance(lr, Tensor)
     fused = True if captured else None  # whose kernels take such a rate
     if config.optimizer == "adam":
         return torch.optim.Adam(groups, lr=lr, fused=fused, capturable=captured)
     return torch.optim.SGD(groups, lr=lr, momentum=config.momentum, nesterov=config.nesterov, fused=fused)
+
+
+def _of_heads(model: nn.Module) -> Iterator[nn.Parameter]:
+    for module in model.modules():
+        if isinstance(module, HaltingHead):
+            yield from module.parameters()
