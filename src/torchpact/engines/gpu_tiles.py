@@ -24,7 +24,7 @@ TILES = {
     16: (Tiles(128, 16, 16, 4, 4, 8), Tiles(128, 16, 16, 4, 4, 6, 80)),
     32: (Tiles(128, 32, 32, 4, 4, 5), Tiles(128, 32, 32, 4, 4, 4, 128)),
     64: (Tiles(128, 64, 64, 8, 3, 3), Tiles(128, 64, 64, 4, 3, 3, 168)),
-    128: (Tiles(64, 128, 64, 4, 4, 4), Tiles(64, 128, 64, 4, 4, 4)),
+    128: (Tiles(64, 128, 32, 4, 5, 4), Tiles(64, 128, 64, 4, 4, 4)),
     256: (Tiles(64, 128, 64, 4, 3, 3), Tiles(64, 128, 64, 4, 3, 3, 168)),
     512: (Tiles(64, 128, 64, 4, 4, 2), Tiles(64, 128, 64, 4, 4, 2)),
 }
@@ -33,9 +33,11 @@ or the last. Those of 64 to 256 channels were within 8 % of the fastest of 20 to
 active pixels on an H200 (benchmarks/engines_gpu_tiles.py), when the second did not yet leave what the next
 iteration looks at, for which it takes more registers. Blocks at 25 %, 50 % and 100 %, in µs, with and without
 a bound on these: 64 channels 397, 505, 637 and 411, 500, 641; 256 channels 289, 315, 331 and 304, 316, 376;
-128 channels were slower with it (302 to 447 and 282 to 432), and have 274, 342 and 431 where the first had
-tiles of 128 pixels before: 279, 334 and 441. 64 maps of 512×7×7 at 25 %: 321, with the tiles of 256 channels
-388. Fewer channels have not been measured: as many programs as have registers at once, without spilling.
+128 channels were slower with it (302 to 447 and 282 to 432), and have 266, 364 and 424 where the first had
+products of 64 inputs before: 274, 344 and 433. By shared memory three programs fit a multiprocessor instead
+of two: all tiles of 25 % run at once, those of 50 % in two rounds. 64 maps of 512×7×7 at 25 %: 321, with the
+tiles of 256 channels 388. Fewer channels have not been measured: as many programs as have registers at once,
+without spilling.
 
 With 256 channels on 64 maps of 14×14 there are 1.2 tiles for each multiprocessor at 25 %, and what counts is
 who has two. Neither sums over parts of the inputs, so that all have as much to do, nor half as many outputs
