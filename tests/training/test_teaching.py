@@ -6,12 +6,15 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from tests.engines.networks import relative
+from tests.engines.onchip.emulation import engine, needs_compiler
 from tests.training.small import METHODS, config, images
 from tests.training.test_trainer import assert_same, tensors, trainer
 from torchpact.data import standardize
+from torchpact.engines import Unsupported
 from torchpact.models.resnet import build
 from torchpact.objective import map_loss
-from torchpact.training import Learner, TrainingError
+from torchpact.training import Learner, TrainingError, teaching
 from torchpact.training.teaching import divergence
 
 
@@ -114,3 +117,39 @@ def test_resuming_with_a_teacher_gives_the_same_weights(tmp_path):
         trainer(
             tmp_path / "broken", taught, resume=True, teacher=tmp_path / "other" / "last.safetensors", **given
         )
+
+
+@needs_compiler
+def test_a_teacher_on_the_chip_says_what_its_layers_say(monkeypatch):
+    monkeypatch.setattr(teaching, "build", lambda net, blocks: engine(net))
+    known, shown = teacher(), images().images[:3]
+    on_chip = teaching.Teacher(known, torch.device("cpu"), "bf16")
+    assert on_chip.on_chip is not None
+    with torch.no_grad():
+        exact = known(standardize(shown))[0]
+    assert relative(on_chip(shown).float(), exact) < 1e-2
+    assert on_chip.on_chip is not None
+    assert teaching.Teacher(known, torch.device("cpu"), "fp32").on_chip is None
+
+
+@pytest.mark.parametrize("compile", [False, True])
+def test_a_teacher_for_which_there_is_no_room_is_asked_by_layers(monkeypatch, compile):
+    def refuse(*given):
+        raise Unsupported("onchip: expected fewer images")
+
+    def kept(function):
+        asked.append(function)
+        return function
+
+    asked: list[object] = []
+    monkeypatch.setattr(teaching, "compiled", kept)
+    monkeypatch.setattr(teaching, "build", lambda net, blocks: refuse)  # it is built, but not for so many
+    shown, device = images().images[:3], torch.device("cpu")
+    known = teaching.Teacher(teacher(), device, "bf16", compile)
+    said = known(shown)
+    assert known.on_chip is None
+    assert torch.equal(said, known.by_layers(shown))
+    assert torch.equal(known(shown), said)
+    assert len(asked) == compile
+    monkeypatch.setattr(teaching, "build", refuse)
+    assert teaching.Teacher(teacher(), device, "bf16").on_chip is None

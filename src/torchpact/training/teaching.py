@@ -5,7 +5,7 @@ import importlib
 from collections.abc import Callable
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from torchpact.engines import FoldedBlock, Unsupported
@@ -38,34 +38,40 @@ class Teacher:
             raise ValueError("expected a plain network as teacher, got an adaptive one")
         memory = torch.channels_last if device.type == "cuda" else torch.contiguous_format
         self.model: ResNet = model.to(device, memory_format=memory).eval().requires_grad_(False)  # type: ignore[call-overload]
-        self.device, self.precision = device, precision
-        self.on_chip = _on_chip(self.model) if device.type == "cuda" and precision == "bf16" else None
-        self._ask: Callable[[Tensor], Tensor] = self._by_layers
-        if self.on_chip is not None:
-            self._ask = self._by_blocks
-        elif compile:
-            if device.type == "cuda" and precision == "bf16":
-                importlib.import_module("torchpact.training.narrow_conv").with_narrow_convs(self.model)
-            self._ask = compiled(self._by_layers)
+        self.device, self.precision, self.compile = device, precision, compile
+        self.on_chip = _on_chip(self.model) if precision == "bf16" else None
+        self._layers: Callable[[Tensor], Tensor] | None = None
 
     def __call__(self, images: Tensor) -> Tensor:
         """Return what it makes of images, cropped and flipped."""
         with torch.no_grad():
-            return self._ask(images)
+            if self.on_chip is not None:
+                try:
+                    return self.on_chip(as_input(images).bfloat16())[0]
+                except Unsupported:  # so many images: it is known when they first come
+                    self.on_chip = None
+            if self._layers is None:
+                self._layers = self._compiled() if self.compile else self.by_layers
+            return self._layers(images)
 
-    def _by_layers(self, images: Tensor) -> Tensor:
+    def by_layers(self, images: Tensor) -> Tensor:
+        """Return it without the chip."""
         with casting(self.device, self.precision):
             logits: Tensor = self.model(as_input(images))[0]
         return logits
 
-    def _by_blocks(self, images: Tensor) -> Tensor:
-        assert self.on_chip is not None
-        return self.on_chip(as_input(images).bfloat16())[0]
+    def _compiled(self) -> Callable[[Tensor], Tensor]:
+        if self.device.type == "cuda" and self.precision == "bf16":
+            importlib.import_module("torchpact.training.narrow_conv").with_narrow_convs(self.model)
+        return compiled(self.by_layers)
 
 
 def _on_chip(model: ResNet) -> OnChip | None:
-    """Return the same network in bfloat16, a kernel a block; None where it does not fit."""
-    half = copy.deepcopy(model).bfloat16()
+    """Return the same network with convolutions in bfloat16, a kernel a block; None where it does not fit."""
+    half = copy.deepcopy(model)
+    for module in half.modules():
+        if isinstance(module, nn.Conv2d):  # norms stay as exact as they are
+            module.bfloat16()
     try:
         return build(half, [FoldedBlock(block, None, False) for block in half.blocks])
     except Unsupported:

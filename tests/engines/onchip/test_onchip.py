@@ -256,7 +256,8 @@ def test_few_images_have_a_cta_each_and_give_the_same():
         ((16, 16), 2, [{}] * 3, {}),
         # 192, 48 and 12 pixels an image: fewer than threads, rows that share a word, a last CTA not full
         ((12, 16), 5, [{}, {"images": 3}, {"images": 3}], {"watched": True}),
-        # more words than are read at once
+        # more words than are read at once, which fill the last rounds or do not
+        ((40, 16), 1, [{"warps": 4}, {"images": 1, "warps": 4}, {"images": 2}], {"watched": True}),
         ((40, 24), 1, [{"warps": 4}, {"images": 1, "warps": 4}, {"images": 2}], {}),
         ((16, 24), 2, shared_by(4, 8, 4), {"watched": True}),  # CTAs that share a word
     ],

@@ -86,9 +86,8 @@ def test_taps_are_scaled_exactly_where_the_exponents_suffice(dtype, unit):
     heads = [head.to(dtype) for head in list(lively(units=3).blocks[0].halting)[:1]]
     matrix = unpacked(pack.pack_heads(heads)[0, 0].unsqueeze(1).float(), 16, 16)
     taps = heads[0].conv.weight.detach()[0].float()
-    assert torch.equal(
-        matrix[:, 2], unit * taps[:, 1, 2]
-    )  # its own row, to the left: by the tap on the right
+    # its own row, to the left: by the tap on the right
+    assert torch.equal(matrix[:, 2], unit * taps[:, 1, 2])
     assert torch.equal(matrix[:, 9], heads[0].linear.weight.detach()[0].float())
     with torch.no_grad():
         heads[0].conv.weight[0, 3, 0, 1] = 6e4 if dtype == torch.float16 else 3e38

@@ -288,5 +288,5 @@ DEVICE void convolve(const Weights<Source<FIRST, ENTRY>>& weights, const Rows& r
 #if M_TILES >= 2
     if (tiles == 2) return convolve_by<FIRST, ENTRY, 2>(weights, rows, head);
 #endif
-    if constexpr (!HALVES || ENTRY) convolve_by<FIRST, ENTRY, 1>(weights, rows, head);
+    if constexpr (!HALVES || ENTRY) convolve_by<FIRST, ENTRY, 1>(weights, rows, head);  // else there are two, or halves
 }

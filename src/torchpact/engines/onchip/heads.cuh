@@ -4,7 +4,8 @@
 // Logits are sums of whole numbers, which do not depend on the order in which warps add them: of 2^-16, so that nine terms of
 // a group of outputs are wrong by 7e-5 at most, far less than u in half precision makes. Terms beyond LIMIT count as LIMIT, so
 // that none of the sums leaves an int. Those of trained networks were below 90; of 3600, bfloat16 keeps whole logits only.
-// What is not finite in u makes the mean, and so all logits of the image, not finite; a NaN among the taps, the bias.
+// What is not finite in u makes the mean, and so all logits of the image, NaN; what is not finite among the taps (or, in
+// bfloat16, beyond 2^112) the bias.
 constexpr float UNIT = 1 << 16, LIMIT = 3600.0f / (HALVES ? 2 * GROUPS : GROUPS);
 // Taps in bfloat16 come as multiples of it already, see pack_heads.
 DEVICE int fixed(float v) { return __float2int_rn(limited(HALF ? v * UNIT : v, LIMIT * UNIT)); }
@@ -65,10 +66,10 @@ struct Head {
         for (int half = 0; half < 2; ++half)
 #pragma unroll
             for (int image = 0; image < IMAGES; ++image)
-                // which are zeros for lanes beyond the TALL first of four
+                // which are zeros for lanes beyond the TALL first of four, if u is finite
                 dots[image] += IMAGES == 1 || image_of(lines[half].pixel()) == image ? c[1][2 * half + 1] : 0;
     }
-    // What falls above or below an image is dropped if its CTAs share it, else it goes to the border.
+    // What falls above or below an image is dropped if CTAs share the image, else it goes to the border.
     static DEVICE void scatter(const float (&c)[2][4], const Entry (&lines)[2]) {
         const int q = threadIdx.x % 4;
 #pragma unroll
@@ -154,7 +155,7 @@ DEVICE float share(int image) {
 template <bool DETAILED> DEVICE bool decide_by(const Args& a, int unit) {
     constexpr int OWN = IMAGES * BAND * WIDTH;  // pixels of the CTA, which may begin within a word
     constexpr int ROUNDS = (OWN + (OWN % 32 ? 31 : 0) + THREADS - 1) / THREADS, SIDE = ROUNDS < 4 ? ROUNDS : 4;
-    constexpr bool FULL = OWN % THREADS == 0;
+    constexpr bool FULL = OWN % (THREADS * SIDE) == 0;  // no round goes beyond
     constexpr bool STEADY = FULL && THREADS % WIDTH == 0 && PLANE % THREADS == 0;  // from round to round
     const int thread = anew(threadIdx.x), lane = thread % 32, from = rank() * OWN, start = from / 32 * 32 + thread;
     const float only = IMAGES == 1 ? share(0) : 0;

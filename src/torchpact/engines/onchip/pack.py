@@ -51,9 +51,10 @@ def pack_norms(units: Sequence[ResidualUnit]) -> Tensor:
 
 
 def scaled_taps(head: HaltingHead) -> Tensor:
-    """Return the taps of a head as multiples of ``TAP_UNIT``, which is exact; those of float16 as they are.
+    """Return the taps of a head as multiples of ``TAP_UNIT``; those of float16 as they are.
 
-    That has too few exponents: there the kernel scales the products.
+    That is exact, but infinite beyond 2^112. float16 has too few exponents: there the kernel scales the
+    products.
     """
     assert head.conv is not None
     taps = head.conv.weight.detach()
@@ -82,7 +83,8 @@ def pack_heads(heads: Sequence[HaltingHead]) -> Tensor:
 def pack_pools(heads: Sequence[HaltingHead]) -> Tensor:
     """Return [heads][channels + 4]: the weights of the mean, then the bias and three zeros.
 
-    The kernel adds up whole numbers, of which none is NaN: with taps that are not finite, the bias is.
+    The kernel adds up whole numbers, of which none is NaN: with taps that are not finite once they are
+    scaled, the bias is.
     """
     rows = []
     for head in heads:
