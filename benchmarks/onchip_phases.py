@@ -41,9 +41,10 @@ from torchpact.commands.common import find_network, load_test
 from torchpact.data import load_sample
 from torchpact.engines import FoldedBlock
 from torchpact.engines.graphs import replayed
-from torchpact.engines.onchip import build, nvrtc
+from torchpact.engines.onchip import build
 from torchpact.engines.onchip.calls import Args, Call, Weights
 from torchpact.engines.onchip.driver import LoadedBlock, load
+from torchpact.engines.onchip.nvrtc import compile_block
 from torchpact.engines.onchip.plan import Plan
 from torchpact.models import ResNet
 from torchpact.training.inputs import as_input
@@ -132,10 +133,8 @@ class StampedArgs(Args):
 
 
 def stamped_code(plan: Plan) -> bytes:
-    parts = [path.read_text() for path in sorted(nvrtc.SOURCE.parent.glob("*.cuh"))]
     major, minor = torch.cuda.get_device_capability()
-    macros = plan.macros | {"TORCHPACT_STAMPS": 1}
-    return nvrtc.compiled("stamped", nvrtc.SOURCE.read_text(), macros, f"sm_{major}{minor}", parts)
+    return compile_block(plan, f"sm_{major}{minor}", TORCHPACT_STAMPS=1)
 
 
 def measure_phases(plan: Plan, code: bytes, weights: Weights, u: Tensor) -> Phases:

@@ -105,7 +105,7 @@ def _is_saved(folder: Path) -> bool:
 def find_network(name: str | Path) -> Network:
     """Return the network for images that a user names."""
     path = network_file(name)
-    if path.is_file() and is_of_sequences(path):
+    if is_of_sequences(path):
         raise CheckpointError(f"{path}: expected a network for images, got one for sequences")
     return Network(*load_network(path))
 

@@ -47,7 +47,7 @@ def evaluate(
     """
     place = pick_device(device)
     given, checkpoint = checkpoint, network_file(checkpoint)
-    if checkpoint.is_file() and is_of_sequences(checkpoint):
+    if is_of_sequences(checkpoint):
         if batch is not None or precision != "fp32":
             raise ValueError(f"{given}: expected --batch and --precision for a network for images only")
         measured = _on_sequences(checkpoint, mode, data, place, examples, seed)

@@ -47,11 +47,13 @@ def _modes_stay_close(evidence: Evidence) -> tuple[Verdict, str]:
         return "not measured yet", ""
     during, apart = [], []
     for run in runs:
-        gaps, tau = [], run.config.tau
+        gaps = []
         for event in evidence.archive.history(run):
             if event["kind"] == "validate":
-                accuracies = [100 * modes["accuracy"] for modes in event["modes"].values()]
-                losses = [modes["nll"] + tau * sum(modes["cost"]) for modes in event["modes"].values()]
+                accuracies, losses = (
+                    [fig3.value(run, event, mode, name) for mode in event["modes"]]
+                    for name in ("accuracy", "loss")
+                )
                 gaps.append((max(accuracies) - min(accuracies), max(losses) - min(losses)))
         during.append(max(gap for gap, _ in gaps))
         apart.append(max(gap for _, gap in gaps))

@@ -134,7 +134,9 @@ def load_sequence_model(path: Path) -> tuple[SequenceNet, SequenceTrainConfig]:
 
 
 def is_of_sequences(path: Path) -> bool:
-    """Whether the network in a checkpoint is one for sequences."""
+    """Whether the network in a checkpoint is one for sequences; those of ``save_pretrained`` never are."""
+    if path.is_dir():
+        return False
     config = load_checkpoint(path).info.get("config")
     return isinstance(config, dict) and "task" in config
 

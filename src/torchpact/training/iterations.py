@@ -30,8 +30,6 @@ class Iterations(ABC):
     """An iteration, to replay; None where they are not."""
     joined: "Iterations | None" = None
     """What it advances by, where it is trained by the same kernels as others."""
-    lr: float | Tensor
-    """On the device if iterations are captured."""
     _rate: float
     """What the learning rate is now, as the host knows it."""
     _sums: Tensor
@@ -91,6 +89,10 @@ class Iterations(ABC):
     @abstractmethod
     def _iterate(self) -> None:
         """An iteration, all of it on the device."""
+
+    def _first_rate(self) -> float | Tensor:
+        """The learning rate to make an optimizer with: on the device if iterations are captured."""
+        return torch.tensor(self.config.lr, device=self.device) if self.capture else self.config.lr
 
     def _set_learning_rate(self) -> None:
         rate = self.config.learning_rate(self.iteration)

@@ -44,7 +44,6 @@ class JointIterations(Iterations, Generic[L]):
         self.capture = first.capture
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)  # weights may still be on their way, from another stream
-        self.lr = torch.tensor(self.config.lr, device=self.device) if self.capture else self.config.lr
         self._rate = self.config.lr
         self._prices = [one.config.tau for one in learners]
         self._tau = torch.tensor(self._prices, device=self.device)

@@ -74,7 +74,7 @@ class Joint(JointIterations[Learner], ImageIterations):
         super().__init__(learners)
         first = learners[0]
         self.model, self.teacher = self._stacked_model(), first.teacher
-        self.optimizer = make_optimizer(self.model, self.config, self.lr)
+        self.optimizer = make_optimizer(self.model, self.config, self._first_rate())
         if self.config.momentum:
             self._stack_momenta()
         self.data, self.order = first.data, first.order

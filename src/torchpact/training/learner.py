@@ -88,8 +88,7 @@ class Learner(ImageIterations):
         if teacher is not None:
             self.teacher = Teacher(teacher, self.device, config.precision, self.compile)
         self.baseline = EMABaseline(config.baseline_decay).to(self.device)
-        self.lr = torch.tensor(config.lr, device=self.device) if self.capture else config.lr
-        self.optimizer = make_optimizer(self.model, config, self.lr)
+        self.optimizer = make_optimizer(self.model, config, self._first_rate())
         self.data = data
         self.order = BatchOrder(
             len(data), config.batch, derived_seed(config.seed, "order"), device=self.device

@@ -78,7 +78,7 @@ class SequenceJoint(JointIterations["SequenceLearner"]):
         assert learners[0].streams is not None
         self.streams = learners[0].streams
         self.weights = self._stacked_weights()
-        self.optimizer = make_adam(self.weights.values(), self.lr)
+        self.optimizer = make_adam(self.weights.values(), self._first_rate())
         self._stack_moments()
         self._states: list[LSTMState] = self._stacked_states()
         self._symbols, self._targets = (x.clone() for x in self.streams[0])

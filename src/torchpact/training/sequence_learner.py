@@ -53,8 +53,7 @@ class SequenceLearner(Iterations):
             model = SequenceNet(config.network, config.training_mode())
         self.model = model.to(self.device).train()
         self.baseline = EMABaseline(config.baseline_decay).to(self.device)
-        self.lr = torch.tensor(config.lr, device=self.device) if self.capture else config.lr
-        self.optimizer = make_adam(self.model.parameters(), self.lr)
+        self.optimizer = make_adam(self.model.parameters(), self._first_rate())
         self.streams: Streams | None = None
         self._states: list[State] = []
         if config.is_text:

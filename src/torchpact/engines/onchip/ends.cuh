@@ -161,19 +161,19 @@ DEVICE void leave(const Args& a, int first, int images) {
             const float v = (c % 2 ? u.y : u.x) * scale + shift;
             sum += v < 0 ? 0 : v;
         }
-        put(0, PARTS + 4 * (rank() * CHANNELS + i), sum / PLANE);
+        put(0, SUMS + 4 * (rank() * CHANNELS + i), sum / PLANE);
     }
     meet();
     if (rank() > 0) return;
     for (int i = threadIdx.x; CLUSTER > 1 && i < CHANNELS; i += THREADS)
         for (int r = 1; r < CLUSTER; ++r)
-            at<float>(PARTS + 4 * i) = at<float>(PARTS + 4 * i) + at<float>(PARTS + 4 * (r * CHANNELS + i));
+            at<float>(SUMS + 4 * i) = at<float>(SUMS + 4 * i) + at<float>(SUMS + 4 * (r * CHANNELS + i));
     if (CLUSTER > 1) __syncthreads();
     for (int i = threadIdx.x; i < images * CLASSES; i += THREADS) {
         const int image = i / CLASSES, k = i % CLASSES;
         const float* weights = a.last + 2 * CHANNELS;
         float logit = weights[CLASSES * CHANNELS + k];
-        for (int c = 0; c < CHANNELS; ++c) logit += weights[k * CHANNELS + c] * at<float>(PARTS + 4 * (image * CHANNELS + c));
+        for (int c = 0; c < CHANNELS; ++c) logit += weights[k * CHANNELS + c] * at<float>(SUMS + 4 * (image * CHANNELS + c));
         a.output[(long long)first * CLASSES + i] = pack(logit, 0) & 0xffff;
     }
 }

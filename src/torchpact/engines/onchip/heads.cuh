@@ -114,7 +114,7 @@ struct Head {
         float kept = 0;
 #pragma unroll
         for (int pair = lane; pair < CHANNELS / 2; pair += 32) {
-            const float2 sum = at<float2>(PARTS + 8 * (warp * (CHANNELS / 2) + pair)), weight = at<float2>(POOLS + 8 * pair);
+            const float2 sum = at<float2>(SUMS + 8 * (warp * (CHANNELS / 2) + pair)), weight = at<float2>(POOLS + 8 * pair);
             kept += sum.x * weight.x + sum.y * weight.y;
         }
 #pragma unroll

@@ -1,8 +1,9 @@
 // A block of an adaptive CIFAR ResNet, from its input to its output, without leaving the chip.
 //
 // A CTA holds IMAGES images in shared memory, channels last: u, the residual stream; x, what the first convolution of a
-// unit reads, relu(norm(u)), made together with u, of what u was before it was rounded; y, what the second one reads. Pixels of x and y lie in "slots" with a
-// border of zeros, a row being PITCH = WIDTH + 1 slots (the right border of a row is the left one of the next).
+// unit reads, relu(norm(u)), made together with u, of what u was before it was rounded; y, what the second one reads.
+// Pixels of x and y lie in "slots" with a border of zeros, a row being PITCH = WIDTH + 1 slots (the right border of a row is
+// the left one of the next).
 // Eight channels are a chunk, and a chunk of all slots lies together, so that ldmatrix of eight pixels meets no bank twice
 // if their slots differ modulo 8: lists take pixels of the eight classes in turn, however they lie.
 //

@@ -184,7 +184,7 @@ DEVICE void add_halted(int row) {
             sum.x += __shfl_xor_sync(~0u, sum.x, other);
             sum.y += __shfl_xor_sync(~0u, sum.y, other);
         }
-        const int to = PARTS + 8 * (threadIdx.x / 32 * (CHANNELS / 2) + pair);
+        const int to = SUMS + 8 * (threadIdx.x / 32 * (CHANNELS / 2) + pair);
         if (lane < LANES) {
             const float2 before = at<float2>(to);
             at<float2>(to) = make_float2(before.x + sum.x, before.y + sum.y);

@@ -22,10 +22,10 @@ SOURCE = Path(__file__).with_name("kernel.cu")
 STANDARD = "c++17"
 
 
-def compile_block(plan: Plan, arch: str) -> bytes:
-    """Return the machine code of a block for an architecture such as sm_90."""
+def compile_block(plan: Plan, arch: str, **macros: int) -> bytes:
+    """Return the machine code of a block for an architecture such as sm_90, with more ``macros`` if given."""
     parts = [path.read_text() for path in sorted(SOURCE.parent.glob("*.cuh"))]
-    return compiled("onchip", SOURCE.read_text(), plan.macros, arch, parts)
+    return compiled("onchip", SOURCE.read_text(), plan.macros | macros, arch, parts)
 
 
 def compiled(name: str, source: str, macros: dict[str, int], arch: str, parts: Sequence[str] = ()) -> bytes:
