@@ -3,14 +3,15 @@
 A table stands between `<!-- table: NAME ARGUMENTS -->` and `<!-- end -->` in a Markdown file. Names:
 
     claims SCALE       what the paper says it found, judged by the finished runs of a scale
+    claims SCALE OTHER   those of them for which it has runs, and another result than OTHER
     summary SCALE      all finished runs of a scale, seeds together
     sequences SCALE EXPERIMENT MEASURE   settings of an experiment on sequences, seeds together
     beyond SCALE EXPERIMENT              those tested on more than they were trained on
     zoo                the pretrained networks, as their cards have them
     csv FILE COLUMNS   a CSV file, such as benchmarks leave; some of its columns, if named
 
-Figures of the reproduction that pages show are copied to docs/images; the table of all runs lies beside the
-results, too.
+Figures of the reproduction that pages show are copied to docs/images, those of scale paper to images/paper;
+tables of claims and of all runs lie beside the results, too.
 """
 
 import argparse
@@ -29,14 +30,21 @@ from torchpact.training.titles import title
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-FIGURES = ROOT / "results" / "fast" / "figures"
-FIGURE = re.compile(rf"images/((?:{'|'.join(EXPERIMENTS)})[\w-]*\.png)")
+FIGURE = re.compile(rf"images/((?:paper/)?)((?:{'|'.join(EXPERIMENTS)})[\w-]*\.png)")
 REGION = re.compile(r"(<!-- table: (?P<what>[^>]*?) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
-def claims_table(scale: str) -> str:
-    chosen = SCALES[scale]
-    return claims.markdown(claims.findings(_archive(scale), chosen, list(range(chosen.seeds))))
+def claims_table(arguments: str) -> str:
+    scale, *others = arguments.split()
+    found = _findings(scale)
+    for other in others:
+        known = _findings(other)
+        found = [f for f in found if f.verdict != "not measured yet" and f not in known]
+    return claims.markdown(found)
+
+
+def _findings(scale: str) -> list[claims.Finding]:
+    return claims.findings(_archive(scale), SCALES[scale], list(range(SCALES[scale].seeds)))
 
 
 def summary_table(scale: str) -> str:
@@ -111,6 +119,10 @@ def _archive(scale: str) -> Archive:
     return Archive(ROOT / "results" / scale, ROOT / "runs" / scale)
 
 
+def _figures(scale: str) -> Path:
+    return ROOT / "results" / scale / "figures"
+
+
 def _shown(cell: str) -> str:
     return f"{int(cell):,}" if cell.isdigit() and len(cell) > 4 else cell
 
@@ -120,16 +132,18 @@ def main() -> None:
     parser.add_argument("--check", action="store_true", help="only say whether they are as they should be")
     check = parser.parse_args().check
     wanted = {page: filled(page.read_text()).encode() for page in PAGES}
-    for name in FIGURE.findall("".join(text.decode() for text in wanted.values())):
-        wanted[ROOT / "docs" / "images" / name] = (FIGURES / name).read_bytes()
-    for name, text in summary.files(summary.rows(_archive("fast"))).items():
-        wanted[FIGURES / name] = text.encode()
+    for folder, name in FIGURE.findall("".join(text.decode() for text in wanted.values())):
+        wanted[ROOT / "docs" / "images" / folder / name] = (_figures(folder or "fast") / name).read_bytes()
+    for scale in ("fast", "paper"):
+        tables = summary.files(summary.rows(_archive(scale))) | claims.files(_findings(scale))
+        wanted |= {_figures(scale) / name: text.encode() for name, text in tables.items()}
     for path, content in wanted.items():
         if path.exists() and path.read_bytes() == content:
             continue
         shown = path.relative_to(ROOT)
         if check:
             raise SystemExit(f"{shown}: expected what the results give; run python docs/tables.py")
+        path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, content)
         print(shown)
 

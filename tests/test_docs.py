@@ -71,6 +71,14 @@ def test_tables_and_figures_are_those_of_the_results():
     assert done.returncode == 0, done.stderr
 
 
+def test_claims_of_the_papers_own_scale_are_those_that_it_has_runs_for():
+    text = (ROOT / "docs" / "reproduction.md").read_text()
+    table = text.partition("<!-- table: claims paper fast -->")[2].partition("<!-- end -->")[0]
+    verdicts = re.findall(r"\*\*([a-z ]+)\*\*", table)
+    assert len(verdicts) == 7
+    assert "not measured yet" not in verdicts
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_links_between_pages_lead_somewhere(page):
     for target in re.findall(

@@ -4,12 +4,13 @@ import builtins
 import csv
 import json
 import math
+from collections import Counter
 
 import pytest
 from matplotlib.text import Text
 
 from tests.experiments.synthetic import evaluation, write
-from torchpact.experiments import EXPERIMENTS, SCALES, Archive, fig2, fig3, fig4, fig5
+from torchpact.experiments import EXPERIMENTS, SCALES, Archive, fig2, fig3, fig4, fig5, frontier
 from torchpact.experiments.gather import over_seeds, spread
 from torchpact.experiments.labels import Label, write_labels
 from torchpact.experiments.plotting import canvas
@@ -147,6 +148,27 @@ def test_fig5_of_one_run_shows_that_run(archive, tmp_path):
     assert len(found["missing"]) == len(wanted) - 1
 
 
+def test_the_frontier_tells_recipes_apart_and_takes_the_papers_from_its_scale(archive, tmp_path):
+    for run in frontier.runs(FAST, [0]):
+        write(archive, run, {40000: same(93, 100, run.config.modes or ("plain",))})
+    for run in fig5.runs(SCALES["paper"], [0]):
+        modes = run.config.modes or ("plain",)
+        write(archive.beside("paper"), run, {100000: same(92, 80, modes)})
+    found = numbers(frontier.draw(archive, FAST, [0], tmp_path / "figures"), "frontier")
+    assert found["missing"] == []
+    small, large = (
+        Counter((point["recipe"], point["tau"] is None) for point in found[name])
+        for name in ("ResNet-32", "ResNet-110")
+    )
+    papers = "the paper's, 100,000 iterations"
+    assert small == {
+        ("strong, taught", False): 3, ("strong, taught", True): 1, ("strong, by labels", True): 1,
+        (papers, False): 5, (papers, True): 1,
+    }  # fmt: skip
+    assert large == {("strong, by labels", False): 2, ("strong, by labels", True): 1}
+    assert {p["mflops"]["mean"] for p in found["ResNet-32"] if p["recipe"] == papers} == {80}
+
+
 def test_summary_puts_seeds_together_whatever_experiment_they_are_of(archive, tmp_path, capsys):
     for run in (*fig3.runs(FAST, [0, 1, 2]), *fig4.runs(FAST, [5])[:1]):
         write(archive, run, {16000: same(THREE[run.config.seed % 3], 100 + run.config.seed)})
@@ -172,7 +194,7 @@ def test_summary_puts_seeds_together_whatever_experiment_they_are_of(archive, tm
     )
 
 
-@pytest.mark.parametrize("name", ["fig3", "fig4", "fig5", "fig5-resnet110", "summary"])
+@pytest.mark.parametrize("name", ["fig3", "fig4", "fig5", "fig5-resnet110", "frontier", "summary"])
 def test_nothing_to_draw_is_said_in_one_line(archive, tmp_path, name):
     with pytest.raises(ValueError, match=r"expected finished runs in .*got none") as caught:
         EXPERIMENTS[name].draw(archive, FAST, [0], tmp_path / "figures")

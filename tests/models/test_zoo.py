@@ -36,7 +36,10 @@ def run(tmp_path_factory):
     [
         (
             "resnet32",
-            ["plain", "plain-paper", "plain-strong", "tau0.01", "tau0.05", "strong-tau0.03", "sact-tau0.01"],
+            [
+                *("plain", "plain-paper", "plain-strong", "tau0.01", "tau0.05", "sact-tau0.01"),
+                *("paper-tau0.005", "paper-tau0.01", "paper-tau0.02", "strong-tau0.03"),
+            ],
         ),
         ("resnet110", ["plain", "plain-strong", "tau0.001", "tau0.005", "tau0.01", "sact-tau0.005"]),
     ],
@@ -92,7 +95,7 @@ def test_deep_networks_are_loaded_by_name_too():
         (
             tp.models.psact_resnet32,
             {"pretrained": "tau7"},
-            "of an adaptive ResNet-32 among tau0.005, tau0.01",
+            "of an adaptive ResNet-32 among paper-tau0.005, tau0.005",
         ),
         (
             tp.models.resnet32,

@@ -27,6 +27,10 @@ class Archive:
     def __init__(self, results: Path, work: Path) -> None:
         self.results, self.work = results, work
 
+    def beside(self, scale: str) -> "Archive":
+        """That of another scale, which lies beside this one."""
+        return Archive(self.results.parent / scale, self.work.parent / scale)
+
     def files(self, run: AnyRun) -> RunFiles:
         """The files of a run at work."""
         return RunFiles(self.work / run.name)

@@ -44,11 +44,16 @@ def markdown(found: list[Finding]) -> str:
 
 
 def draw(archive: Archive, scale: Scale, seeds: list[int], folder: Path) -> list[Path]:
-    """The table, as Markdown and as JSON."""
-    found = findings(archive, scale, seeds)
+    """The table, as Markdown, which is printed too, and as JSON."""
+    made = files(findings(archive, scale, seeds))
     folder.mkdir(parents=True, exist_ok=True)
-    paths = [folder / "claims.md", folder / "claims.json"]
-    write_whole(paths[0], markdown(found).encode())
-    write_whole(paths[1], (json.dumps([asdict(f) for f in found], indent=2) + "\n").encode())
-    print(markdown(found))
-    return paths
+    for name, text in made.items():
+        write_whole(folder / name, text.encode())
+    print(made["claims.md"])
+    return [folder / name for name in made]
+
+
+def files(found: list[Finding]) -> dict[str, str]:
+    """What is written of the findings, by the names of the files."""
+    numbers = json.dumps([asdict(f) for f in found], indent=2) + "\n"
+    return {"claims.md": markdown(found), "claims.json": numbers}

@@ -67,7 +67,7 @@ def draw(archive: Archive, scale: Scale, seeds: list[int], folder: Path) -> list
         figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
         figure.align_ylabels()
         figure.suptitle(
-            f"PSACT {scale.network(32)}, τ = {TAU}, {scale.name}: {over_seeds(found, wanted)}", fontsize=9
+            f"PSACT {scale.network(32)}, τ = {TAU}, {scale.length}: {over_seeds(found, wanted)}", fontsize=9
         )
         numbers = {"tau": TAU, "modes": curves, "minus_discrete": gaps, **inventory(wanted, found)}
         return save(figure, folder, "fig3", numbers)

@@ -48,7 +48,7 @@ def draw(archive: Archive, scale: Scale, seeds: list[int], folder: Path) -> list
     found = finished(wanted, archive)
     settings = [_setting(group, archive) for group in found.values()]
     settings.sort(key=lambda s: (list(METHODS).index(s["method"]), s["latents"]))
-    text = f"{scale.network(32)}, τ = {TAU}, {scale.name}: {over_seeds(found, wanted)}"
+    text = f"{scale.network(32)}, τ = {TAU}, {scale.length}: {over_seeds(found, wanted)}"
     numbers = {"tau": TAU, "settings": settings, **inventory(wanted, found)}
     with canvas(2, size=(9, 3.6)) as (figure, (left, right)):
         _draw_variance(left, settings, "total")

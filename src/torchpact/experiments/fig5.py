@@ -63,7 +63,7 @@ def draw(
         with canvas(size=(6.2, 4.2)) as (figure, (axes,)):
             _draw_points(axes, points, others)
             shown = f"{over_seeds(found, wanted)}, τ beside the points"
-            axes.set_title(f"{scale.network(depth)}, {scale.name}: {shown}")
+            axes.set_title(f"{scale.network(depth)}, {scale.length}: {shown}")
             write_labels(axes, _labels(points, others))
             numbers = {"points": points, "published": others, **inventory(wanted, found)}
             paths += save(figure, folder, title, numbers)

@@ -31,6 +31,15 @@ class Scale:
         """
         return f"ResNet-{ResNetConfig(units=self.depths[depth]).layers}"
 
+    @property
+    def length(self) -> str:
+        """How long each of its networks is trained: what titles say, as "paper" might be the paper's own.
+
+        >>> SCALES["paper"].length
+        '100,000 iterations'
+        """
+        return f"{preset(self.preset, **self.settings).iterations:,} iterations"
+
 
 SCALES = {
     "smoke": Scale(

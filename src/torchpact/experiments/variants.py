@@ -126,7 +126,7 @@ class Comparison:
                 draw_points(axes, chosen, shown, **style)
             axes.set(xlabel="MFLOPs an image", ylabel="test accuracy, %")
             axes.set_title(
-                f"{self.title.format(scale.network(32))}, {scale.name}: {over_seeds(found, wanted)}"
+                f"{self.title.format(scale.network(32))}, {scale.length}: {over_seeds(found, wanted)}"
             )
             axes.legend(loc="best")
             numbers = {"points": points, **inventory(wanted, found)}
