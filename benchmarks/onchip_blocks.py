@@ -70,7 +70,7 @@ def rows_of(label: str, net: ResNet, images: Tensor, flops: list[float]) -> list
         work = flops[number] * batch
         row: dict[str, Any] = {"network": label, "block": number + 1, "batch": batch}
         row |= {"images_a_cta": plan.images, "ctas": plan.ctas, "warps": plan.warps}
-        row |= {"m_tiles": plan.m_tiles, "tall": plan.tall, "halves": plan.halves, "us": round(taken, 1)}
+        row |= {"m_tiles": plan.m_tiles, "tall": plan.tall, "us": round(taken, 1)}
         row |= {"tflops": round(work / taken / 1e6), "of_peak": round(1e6 * work / taken / PEAK_FLOPS, 2)}
         if not plan.adaptive:
             moved = shared_bytes(plan, weights.units) * batch

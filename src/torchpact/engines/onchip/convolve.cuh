@@ -5,7 +5,6 @@
 template <bool FIRST, bool ENTRY> struct Source {
     static constexpr int C = ENTRY ? IN : CHANNELS, K = C / 16, ROW = ENTRY ? IN_PITCH : PITCH;
     static constexpr int NEXT = ENTRY ? IN_PLANE : SLOT_PLANE;
-    static constexpr bool EARLY = FIRST;  // weights are asked for before it is known whether half of them suffices
     static DEVICE int side() { return NEXT * (threadIdx.x % 32 / 16); }  // of the lane
     static DEVICE int start(int slot, int side) { return (FIRST ? X : Y) + 16 * slot + side; }
     // By constants from the start: no address has to be computed.
@@ -29,14 +28,14 @@ template <bool NEW, int N> DEVICE void multiply_all(float (&c)[N][4], const unsi
 // All weights of a group of outputs, in registers for a whole list.
 template <class From> struct Held {
     uint4 all[9 * From::K][N_TILES / 2];
-    DEVICE Held(const uint4* weights, bool = false) {
+    DEVICE Held(const uint4* weights) {
         weights += threadIdx.x / 32 % GROUPS * (N_TILES / 2) * 32 + threadIdx.x % 32;
 #pragma unroll
         for (int s = 0; s < 9 * From::K; ++s)
 #pragma unroll
             for (int n = 0; n < N_TILES / 2; ++n) all[s][n] = fetch(weights + s * FRAGMENTS + n * 32);
     }
-    template <int M, int T, int N> DEVICE void convolve(float (&c)[M][T][N][4], const int (&start)[M], bool) const {
+    template <int M, int T> DEVICE void convolve(float (&c)[M][T][N_TILES][4], const int (&start)[M], bool) const {
         if constexpr (CLUSTER > 1 && M * T == 1) in_chains(c[0][0], start[0]);
         else in_rows<M, T>(c, start);
     }
@@ -82,47 +81,34 @@ template <class From> struct Streamed {
     static constexpr int STEPS_OF_ROW = 3 * From::K, D = STEPS_OF_ROW % AHEAD ? 3 : AHEAD;
     const uint4* weights;
     mutable uint4 next[D][N_TILES / 2];
-    DEVICE Streamed(const uint4* from, bool half = false) {
+    DEVICE Streamed(const uint4* from) {
         const unsigned thread = anew(threadIdx.x);
         weights = from + thread / 32 % GROUPS * (N_TILES / 2) * 32 + thread % 32;
-        if (HALVES && half) start<HALVES ? N_TILES / 2 : N_TILES>();
-        else start<N_TILES>();
+        start();
     }
-    template <int N> DEVICE const uint4* from() const { return weights + (N < N_TILES ? half_of_warp() * (N / 2) * 32 : 0); }
-    template <int N> DEVICE void start() const {
+    DEVICE void start() const {
 #pragma unroll
         for (int d = 0; d < D; ++d)
 #pragma unroll
-            for (int n = 0; n < N / 2; ++n) next[d][n] = fetch(from<N>() + d * FRAGMENTS + n * 32);
+            for (int n = 0; n < N_TILES / 2; ++n) next[d][n] = fetch(weights + d * FRAGMENTS + n * 32);
     }
-    // Of what has been asked for.
-    template <int N> DEVICE void take_half() const {
-        const bool second = half_of_warp();
-#pragma unroll
-        for (int i = 0; i < D * (N / 2); ++i) {
-            uint4& to = next[i / (N / 2)][i % (N / 2)];
-            const uint4 v = next[i / (N / 2)][i % (N / 2) + N / 2];
-            to = make_uint4(second ? v.x : to.x, second ? v.y : to.y, second ? v.z : to.z, second ? v.w : to.w);
-        }
-    }
-    template <int M, int T, int N> DEVICE void convolve(float (&c)[M][T][N][4], int (&place)[M], bool again) const {
-        if (again) start<N>();
-        else if (N < N_TILES && From::EARLY) take_half<N>();
+    template <int M, int T> DEVICE void convolve(float (&c)[M][T][N_TILES][4], int (&place)[M], bool again) const {
+        if (again) start();
 #pragma unroll
         for (int m = 0; m < M; ++m)
 #pragma unroll
             for (int t = 0; t < T; ++t)
 #pragma unroll
-                for (int n = 0; n < N; ++n) c[m][t][n][0] = c[m][t][n][1] = c[m][t][n][2] = c[m][t][n][3] = 0;
-        const uint4* next_from = from<N>() + D * FRAGMENTS;
+                for (int n = 0; n < N_TILES; ++n) c[m][t][n][0] = c[m][t][n][1] = c[m][t][n][2] = c[m][t][n][3] = 0;
+        const uint4* from = weights + D * FRAGMENTS;
 #pragma unroll 1
         for (int row = 0; row < 3; ++row) {
 #pragma unroll
             for (int s = 0; s < STEPS_OF_ROW; ++s) {
-                uint4 now[N / 2];
+                uint4 now[N_TILES / 2];
 #pragma unroll
-                for (int n = 0; n < N / 2; ++n) now[n] = next[s % D][n], next[s % D][n] = fetch(next_from + n * 32);
-                next_from += FRAGMENTS;
+                for (int n = 0; n < N_TILES / 2; ++n) now[n] = next[s % D][n], next[s % D][n] = fetch(from + n * 32);
+                from += FRAGMENTS;
 #pragma unroll
                 for (int m = 0; m < M; ++m)
 #pragma unroll
@@ -145,11 +131,11 @@ template <class From> using Weights = Streamed<From>;
 #endif
 
 // Scale and shift of a lane's outputs.
-template <int N> struct Affine {
-    float2 scale[N], shift[N];
+struct Affine {
+    float2 scale[N_TILES], shift[N_TILES];
     DEVICE void load(int from) {
 #pragma unroll
-        for (int n = 0; n < N; ++n) {
+        for (int n = 0; n < N_TILES; ++n) {
             scale[n] = at<float2>(from + 32 * n);
             shift[n] = at<float2>(from + 4 * CHANNELS + 32 * n);
         }
@@ -159,13 +145,13 @@ template <int N> struct Affine {
     }
 };
 
-// A warp's part of a convolution, N tiles of outputs. The second one also makes x of the next unit, and gives u to the head.
-template <bool FIRST, bool ENTRY, int N> struct Convolution {
+// A warp's part of a convolution. The second one also makes x of the next unit, and gives u to the head.
+template <bool FIRST, bool ENTRY> struct Convolution {
     using From = Source<FIRST, ENTRY>;
     const Weights<From>& weights;
     const Rows& rows;
     HeadOf<FIRST>& head;
-    Affine<N> norm;  // of what comes after
+    Affine norm;  // of what comes after
     bool again = false;
     // Where registers are not needed elsewhere.
     const int side_kept = HOLD ? kept(From::side()) : 0, column_kept = HOLD ? kept(column_of()) : 0;
@@ -173,35 +159,35 @@ template <bool FIRST, bool ENTRY, int N> struct Convolution {
     DEVICE Convolution(const Weights<From>& weights, const Rows& rows, HeadOf<FIRST>& head) : weights(weights), rows(rows), head(head) {
         if (HOLD) load_norm();
     }
-    static DEVICE int column_of() { return SLOT_PLANE * N * group() + 4 * (threadIdx.x % 4); }
+    static DEVICE int column_of() { return SLOT_PLANE * N_TILES * group() + 4 * (threadIdx.x % 4); }
     DEVICE int side() const { return HOLD ? side_kept : From::side(); }
     DEVICE int column() const { return HOLD ? column_kept : column_of(); }
-    static DEVICE int group() { return N < N_TILES ? half_of_warp() : threadIdx.x / 32 % GROUPS; }
-    DEVICE void load_norm() { norm.load((FIRST ? SECOND_NORM : NORMS) + 4 * (group() * 8 * N + 2 * (threadIdx.x % 4))); }
+    static DEVICE int group() { return threadIdx.x / 32 % GROUPS; }
+    DEVICE void load_norm() { norm.load((FIRST ? SECOND_NORM : NORMS) + 4 * (group() * 8 * N_TILES + 2 * (threadIdx.x % 4))); }
 
     // M tiles, and of their lines T rows, from `top` on.
     template <int M, int T> DEVICE void make(int tile, int top) {
         const int lane = (HOLD ? threadIdx.x : anew(threadIdx.x)) % 32;
-        float c[M][T][N][4];
+        float c[M][T][N_TILES][4];
         int start[M];
 #pragma unroll
         for (int m = 0; m < M; ++m) {
             const int pixel = rows[(tile + m) * 16 + lane % 16].pixel();
             start[m] = From::start((ENTRY ? in_slot(CLUSTER == 1 ? pixel - rows.first : pixel) : slot_of(pixel)) + top * From::ROW, side());
         }
-        weights.template convolve<M, T, N>(c, start, again);
+        weights.template convolve<M, T>(c, start, again);
         again = true;
         if (!HOLD) load_norm();
-        constexpr int ROOM = 65536 / (THREADS * CTAS) - 6 * M * T * N - 4 * N;  // registers, less those of sums, u and norm
+        constexpr int ROOM = 65536 / (THREADS * CTAS) - 6 * M * T * N_TILES - 4 * N_TILES;  // registers, less sums, u and norm
         constexpr int AHEAD_OF_WRITES = ROOM >= 100 ? M : 1;
 #pragma unroll
         for (int m = 0; m < M; m += AHEAD_OF_WRITES) finish<AHEAD_OF_WRITES, T>(&c[m], tile + m, top, lane);
     }
     // Tiles whose u is read before that of any is written, which the compiler would not dare.
-    template <int M, int T> DEVICE void finish(float (*c)[T][N][4], int tile, int top, int lane) {
+    template <int M, int T> DEVICE void finish(float (*c)[T][N_TILES][4], int tile, int top, int lane) {
         Entry entries[M][2];
         Place places[M][2];
-        unsigned u[M][T][2][N];
+        unsigned u[M][T][2][N_TILES];
 #pragma unroll
         for (int i = 0; i < 2 * M; ++i) {
             const int m = i / 2, half = i % 2, row = (tile + m) * 16 + lane / 4 + 8 * half;
@@ -234,19 +220,19 @@ template <bool FIRST, bool ENTRY, int N> struct Convolution {
             for (int t = 0; t < TALL; ++t)
                 home[t] = BORDERED ? U + slot + 16 * PITCH * t : there ? home_of_lane(pixel + t * WIDTH) : zeros_at(0);
         }
-        static DEVICE int home_of_lane(int pixel) { return home_at(pixel, group() * N) + 4 * (threadIdx.x % 4); }
+        static DEVICE int home_of_lane(int pixel) { return home_at(pixel, group() * N_TILES) + 4 * (threadIdx.x % 4); }
         DEVICE int to(int t) const { return (FIRST ? Y : X) + slot + 16 * PITCH * t; }
     };
-    template <int T> static DEVICE void read(unsigned (&u)[T][2][N], int half, const Place& place) {
+    template <int T> static DEVICE void read(unsigned (&u)[T][2][N_TILES], int half, const Place& place) {
 #pragma unroll
         for (int t = 0; t < T; ++t)
 #pragma unroll
-            for (int n = 0; n < N; ++n) u[t][half][n] = at<unsigned>(place.home[t] + HOME_PLANE * n);
+            for (int n = 0; n < N_TILES; ++n) u[t][half][n] = at<unsigned>(place.home[t] + HOME_PLANE * n);
     }
     // Half of a tile: to y; or added to u, if the pixel is active, and then to x.
-    DEVICE void write(const float (&c)[N][4], int half, unsigned (&u)[N], const Place& place, int t, bool active) {
+    DEVICE void write(const float (&c)[N_TILES][4], int half, unsigned (&u)[N_TILES], const Place& place, int t, bool active) {
 #pragma unroll
-        for (int n = 0; n < N; ++n) {
+        for (int n = 0; n < N_TILES; ++n) {
             float2 v = make_float2(c[n][2 * half], c[n][2 * half + 1]);
             if (!FIRST) {
                 const float2 old = unpack(u[n]);
@@ -259,11 +245,11 @@ template <bool FIRST, bool ENTRY, int N> struct Convolution {
     }
 };
 
-template <bool FIRST, bool ENTRY, int M, int N = N_TILES>
+template <bool FIRST, bool ENTRY, int M>
 DEVICE void convolve_by(const Weights<Source<FIRST, ENTRY>>& weights, const Rows& rows, HeadOf<FIRST>& head) {
-    constexpr int PARTS = CHUNKS / N, TEAM = WARPS / PARTS, T = ENTRY ? 1 : TALL;
-    const int own = anew(threadIdx.x) / 32 / PARTS, tiles = (rows.count + 15) / 16, left = tiles % TEAM;
-    Convolution<FIRST, ENTRY, N> part(weights, rows, head);
+    constexpr int TEAM = WARPS / GROUPS, T = ENTRY ? 1 : TALL;
+    const int own = anew(threadIdx.x) / 32 / GROUPS, tiles = (rows.count + 15) / 16, left = tiles % TEAM;
+    Convolution<FIRST, ENTRY> part(weights, rows, head);
     const bool split = T == 2 && M == 1 && 2 * left <= TEAM;  // of tiles left over, a warp makes but a row
     for (int tile = own * M; tile < (split ? tiles - left : tiles); tile += TEAM * M) part.template make<M, T>(tile, 0);
     if (split && own < 2 * left) part.template make<1, 1>(tiles - left + own / 2, own % 2);
@@ -271,11 +257,6 @@ DEVICE void convolve_by(const Weights<Source<FIRST, ENTRY>>& weights, const Rows
 
 template <bool FIRST, bool ENTRY>
 DEVICE void convolve(const Weights<Source<FIRST, ENTRY>>& weights, const Rows& rows, HeadOf<FIRST>& head) {
-    if constexpr (HALVES && !ENTRY)
-        if (halved(rows.count)) {
-            if (rows.count <= 8 * WARPS) return convolve_by<FIRST, ENTRY, 1, N_TILES / 2>(weights, rows, head);
-            return convolve_by<FIRST, ENTRY, 2, N_TILES / 2>(weights, rows, head);
-        }
     // tiles for each warp: as many at once as it has, for then the weights are read once; else in equal parts
     const int each = ((rows.count + 15) / 16 * GROUPS + WARPS - 1) / WARPS, rounds = (each + M_TILES - 1) / M_TILES;
     [[maybe_unused]] const int tiles = (each + rounds - 1) / (rounds > 1 ? rounds : 1);
@@ -288,5 +269,5 @@ DEVICE void convolve(const Weights<Source<FIRST, ENTRY>>& weights, const Rows& r
 #if M_TILES >= 2
     if (tiles == 2) return convolve_by<FIRST, ENTRY, 2>(weights, rows, head);
 #endif
-    if constexpr (!HALVES || ENTRY) convolve_by<FIRST, ENTRY, 1>(weights, rows, head);  // else there are two, or halves
+    convolve_by<FIRST, ENTRY, 1>(weights, rows, head);
 }

@@ -6,7 +6,7 @@
 // that none of the sums leaves an int. Those of trained networks were below 90; of 3600, bfloat16 keeps whole logits only.
 // What is not finite in u makes the mean, and so all logits of the image, NaN; what is not finite among the taps (or, in
 // bfloat16, beyond 2^112) the bias.
-constexpr float UNIT = 1 << 16, LIMIT = 3600.0f / (HALVES ? 2 * GROUPS : GROUPS);
+constexpr float UNIT = 1 << 16, LIMIT = 3600.0f / GROUPS;
 // Taps in bfloat16 come as multiples of it already, see pack_heads.
 DEVICE int fixed(float v) { return __float2int_rn(limited(HALF ? v * UNIT : v, LIMIT * UNIT)); }
 
@@ -31,17 +31,16 @@ struct Head {
     uint4 taps[TALL][K];
     float dots[IMAGES];  // of the lane: sums of products with the weights of the mean; no atomics, so the order is fixed
 
-    DEVICE Head(const uint4* heads, int unit, bool asked, bool half) : asked(asked) {
+    DEVICE Head(const uint4* heads, int unit, bool asked) : asked(asked) {
         const unsigned thread = anew(threadIdx.x);
-        const int first = HALVES && half ? half_of_warp() * K / 2 : thread / 32 % GROUPS * K;
-        const uint4* from = heads + (unit * 2 * (CHANNELS / 16) + first) * 32 + thread % 32;
+        const uint4* from = heads + (unit * 2 * (CHANNELS / 16) + thread / 32 % GROUPS * K) * 32 + thread % 32;
 #pragma unroll
         for (int image = 0; image < IMAGES; ++image) dots[image] = 0;
 #pragma unroll
         for (int t = 0; t < TALL; ++t)
 #pragma unroll
             for (int k = 0; k < K; ++k)
-                if (asked && (!HALVES || !half || k < K / 2)) taps[t][k] = fetch(from + (t * (CHANNELS / 16) + k) * 32);
+                if (asked) taps[t][k] = fetch(from + (t * (CHANNELS / 16) + k) * 32);
     }
 
     static DEVICE void multiply_by(float (&c)[2][4], const unsigned (&a)[4], uint4 w, bool anew) {
@@ -50,13 +49,13 @@ struct Head {
     }
     // The lane's part of u, in T rows from `top` on, of a line and of that eight further; zeros where the list has ended.
     // Halted pixels of lines count for the mean as active ones do.
-    template <int T, int N> DEVICE void add(const unsigned (&u)[T][2][N], const Entry (&lines)[2], int top) {
+    template <int T> DEVICE void add(const unsigned (&u)[T][2][N_TILES], const Entry (&lines)[2], int top) {
         if (!asked) return;
         float c[2][4];
 #pragma unroll
         for (int t = 0; t < T; ++t)
 #pragma unroll
-            for (int k = 0; k < N / 2; ++k) {
+            for (int k = 0; k < K; ++k) {
                 const unsigned a[4] = {u[t][0][2 * k], u[t][1][2 * k], u[t][0][2 * k + 1], u[t][1][2 * k + 1]};
                 const uint4 w = T == TALL || top == 0 ? taps[t][k] : taps[TALL - 1][k];
                 multiply_by(c, a, w, t == 0 && k == 0);
@@ -79,26 +78,20 @@ struct Head {
                 add_three(row, logit_at(pixel) + 4 * LOGIT_PITCH * (q - 1), c[0][2 * half], c[0][2 * half + 1], c[1][2 * half]);
         }
     }
-    // Lines without active pixels, which some have beside them.
+    // Lines without active pixels, which some have beside them; the last warps have least to do else.
     DEVICE void add_beside(const Rows& rows) const {
+        constexpr int TEAM = WARPS / GROUPS;
+        const unsigned thread = anew(threadIdx.x), lane = thread % 32, group = thread / 32 % GROUPS;
         if (!asked) return;
-        if constexpr (HALVES)
-            if (halved(rows.first)) return add_beside_by<N_TILES / 2>(rows);  // as the lines before were made
-        add_beside_by<N_TILES>(rows);
-    }
-    // The last warps have least to do else.
-    template <int N> DEVICE void add_beside_by(const Rows& rows) const {
-        constexpr int PARTS = CHUNKS / N, TEAM = WARPS / PARTS;
-        const unsigned thread = anew(threadIdx.x), lane = thread % 32, part = thread / 32 % PARTS;
-        for (int tile = TEAM - 1 - thread / 32 / PARTS; tile * 16 < rows.count; tile += TEAM) {
+        for (int tile = TEAM - 1 - thread / 32 / GROUPS; tile * 16 < rows.count; tile += TEAM) {
             const int own = tile * 16 + (int)lane % 16, pixel = rows[own].pixel();
             float c[2][4];
 #pragma unroll
             for (int t = 0; t < TALL; ++t)
 #pragma unroll
-                for (int k = 0; k < N / 2; ++k) {
+                for (int k = 0; k < K; ++k) {
                     unsigned a[4];
-                    const int chunk = part * N + lane / 16 + 2 * k;
+                    const int chunk = group * N_TILES + lane / 16 + 2 * k;
                     load_rows(a, own < rows.count ? home_at(pixel + t * WIDTH, chunk) : zeros_at(chunk));
                     multiply_by(c, a, taps[t][k], t == 0 && k == 0);
                 }
@@ -130,8 +123,8 @@ struct Head {
 // Of the first convolution, and of plain networks.
 struct NoHead {
     DEVICE NoHead() {}
-    DEVICE NoHead(const uint4*, int, bool, bool) {}
-    template <int T, int N> DEVICE void add(const unsigned (&)[T][2][N], const Entry (&)[2], int) const {}
+    DEVICE NoHead(const uint4*, int, bool) {}
+    template <int T> DEVICE void add(const unsigned (&)[T][2][N_TILES], const Entry (&)[2], int) const {}
     DEVICE void add_beside(const Rows&) const {}
     DEVICE void store() const {}
 };

@@ -88,9 +88,8 @@ extern "C" __global__ void SHARED_IMAGES __launch_bounds__(THREADS, CTAS) onchip
         fewer = false;
         if (!entered) convolve<true, false>(ones, Rows{true, 0, lines(0) + lines(1)}, none);
         STAMP(3);
-        const bool half = halved(lines(0));
-        const Weights<Source<false, false>> twos(weights_of(a, 2 * unit + 1), half);
-        HeadOf<false> head(a.heads, unit, ask, half);
+        const Weights<Source<false, false>> twos(weights_of(a, 2 * unit + 1));
+        HeadOf<false> head(a.heads, unit, ask);
         copied();
         meet();
         STAMP(4);

@@ -38,11 +38,6 @@ constexpr int SLOTS = (IMAGES * (HEIGHT + 1) + 1) * PITCH + 1;
 constexpr int CHUNKS = CHANNELS / 8;
 constexpr int GROUPS = CHUNKS / N_TILES;   // of outputs; a warp computes those of one
 constexpr int FRAGMENTS = CHANNELS / 16 * 32;  // uint4 that a k16 step of a convolution has
-// A warp makes all outputs of its tiles. With HALVES, where there is no more than a tile for each, it makes half of the outputs
-// of two: half of the weights are to be read.
-static_assert(!HALVES || (!HOLD && GROUPS == 1 && N_TILES == 8 && TALL == 1 && CLUSTER == 1 && M_TILES == 2), "halves must fit the tiles");
-DEVICE bool halved(int lines) { return HALVES && lines <= 16 * WARPS; }
-DEVICE int half_of_warp() { return threadIdx.x / 32 % 2; }
 
 DEVICE constexpr int up(int bytes) { return (bytes + 15) / 16 * 16; }
 DEVICE constexpr int larger(int a, int b) { return a > b ? a : b; }

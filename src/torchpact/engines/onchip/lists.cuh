@@ -163,40 +163,41 @@ struct Lists {
     }
 };
 
-// Add u of pixels of a row whose lines have halted since the last time to the warp's sums. Each part of the lanes takes as
-// many columns as it has lanes.
-DEVICE void add_halted(int row) {
-    constexpr int LANES = CHANNELS < 64 ? CHANNELS / 2 : 32;
-    const int lane = anew(threadIdx.x) % 32;
-    const unsigned now = mask(row, 0) | (TALL == 2 ? mask(row ^ 1, 0) : 0), gone = array<unsigned>(PAST)[row] & ~now;
-    if (gone == 0) return;
-#pragma unroll
-    for (int pair = lane % LANES; pair < CHANNELS / 2; pair += LANES) {
-        unsigned columns = gone >> lane / LANES * LANES & ~0u >> (32 - LANES);
-        float2 sum = make_float2(0, 0);
-        for (; columns; columns &= columns - 1) {
-            const int pixel = row * WIDTH + lane / LANES * LANES + __ffs(columns) - 1;
-            const float2 u = unpack(at<unsigned>(home_at(pixel, pair / 4) + 4 * (pair % 4)));
-            sum.x += u.x, sum.y += u.y;
-        }
-#pragma unroll
-        for (int other = LANES; other < 32; other *= 2) {
-            sum.x += __shfl_xor_sync(~0u, sum.x, other);
-            sum.y += __shfl_xor_sync(~0u, sum.y, other);
-        }
-        const int to = SUMS + 8 * (threadIdx.x / 32 * (CHANNELS / 2) + pair);
-        if (lane < LANES) {
-            const float2 before = at<float2>(to);
-            at<float2>(to) = make_float2(before.x + sum.x, before.y + sum.y);
-        }
-    }
-    __syncwarp();
-    if (lane == 0) array<unsigned>(PAST)[row] = now;
-}
-// A warp has rows of one image.
+// Add u of pixels whose lines have halted since the last time to the warp's sums. A warp has rows of one image, a lane eight
+// channels of some columns.
 DEVICE void add_halted() {
-    const int warp = threadIdx.x / 32, image = warp % IMAGES, team = (WARPS - 1 - image) / IMAGES + 1;
-    for (int row = image * HEIGHT + rank() * BAND + warp / IMAGES; row < (image + 1) * HEIGHT && own_row(row); row += team) add_halted(row);
+    constexpr int AT_ONCE_COLUMNS = 32 / CHUNKS;
+    const int thread = anew(threadIdx.x), lane = thread % 32, chunk = lane % CHUNKS;
+    const int warp = thread / 32, image = warp % IMAGES, team = (WARPS - 1 - image) / IMAGES + 1;
+    float sums[8] = {0, 0, 0, 0, 0, 0, 0, 0};
+    bool some = false;
+    for (int row = image * HEIGHT + rank() * BAND + warp / IMAGES; row < (image + 1) * HEIGHT && own_row(row); row += team) {
+        const unsigned now = mask(row, 0) | (TALL == 2 ? mask(row ^ 1, 0) : 0), gone = array<unsigned>(PAST)[row] & ~now;
+        if (gone == 0) continue;
+        some = true;
+#pragma unroll
+        for (int first = 0; first < WIDTH; first += AT_ONCE_COLUMNS) {
+            const int column = first + lane / CHUNKS;
+            const bool there = gone >> column & 1;
+            const uint4 u = at<uint4>(home_at(row * WIDTH + (column < WIDTH ? column : 0), chunk));
+            const unsigned parts[4] = {u.x, u.y, u.z, u.w};
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                const float2 v = unpack(parts[i]);
+                sums[2 * i] += there ? v.x : 0, sums[2 * i + 1] += there ? v.y : 0;
+            }
+        }
+        __syncwarp();
+        if (lane == 0) array<unsigned>(PAST)[row] = now;
+    }
+    if (!some) return;
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+#pragma unroll
+        for (int other = CHUNKS; other < 32; other *= 2) sums[i] += __shfl_xor_sync(~0u, sums[i], other);
+        const int to = SUMS + 4 * (warp * CHANNELS + 8 * chunk + i);
+        if (lane < CHUNKS) at<float>(to) = at<float>(to) + sums[i];
+    }
 }
 
 // x = relu(norm(u)) at pixels of the list, or at consecutive ones; GIVEN to other CTAs, too.

@@ -39,7 +39,6 @@ class Plan:
     bordered: bool = False  # the residual stream, too
     gap: int = 1  # columns between rows of logits
     hold: bool = False
-    halves: bool = False  # of outputs, by each of two warps, where tiles are few
     ctas: int = 2
     overlap: bool = False  # begins before the block before it has ended
     cluster: int = 1  # CTAs that share an image
@@ -81,13 +80,14 @@ class Device:
     overlaps: bool = True  # kernels of a stream, as sm_90 does and sm_80 does not
     clusters: bool = True  # of CTAs, which sm_90 has and sm_80 has not
 
-    def holds(self, ctas: int) -> bool:
-        """Whether so many CTAs of clusters surely run at once.
+    def holds(self, cluster: int, count: int) -> bool:
+        """Whether so many clusters surely run at once.
 
         A cluster lies within one part of the device: of 132 multiprocessors, 16 clusters of eight took two
-        waves, eight of them one.
+        waves, eight of them one. Multiprocessors come in pairs, so that pairs leave none idle.
         """
-        return self.clusters and 2 * ctas <= self.multiprocessors
+        idle = 1 if cluster == 2 else 2
+        return self.clusters and idle * cluster * count <= self.multiprocessors
 
 
 def candidates(
@@ -165,39 +165,37 @@ def _time(plan: Plan, batch: int, device: Device) -> float:
 def _ways(block: Plan, batch: int, device: Device) -> list[list[Iterator[Plan]]]:
     """Ways to run a block, the likeliest first: each of them kinds of plans, of which the first that fits.
 
-    Times are those of ResNet-110 on an H200, of 1024 images if not said otherwise: trained (``tau0.005``) and
-    plain; or with all, half and a quarter of the pixels active, when heads still read neighbours. Kernels
-    have become 2 to 12 % faster since. The last ways of the second and third block have not been timed: they
-    are there to be.
+    Times are microseconds of ResNet-110 on an H200, of 1024 images: trained (``tau0.01``), the same never
+    halting, and plain; or, where a fraction is given, with that share of the pixels active, when heads still
+    read neighbours (kernels have become 2 to 12 % faster since). Not kept, for they won nowhere: weights that
+    are read further ahead where tiles are few, four images a CTA, two warps that share a tile.
     """
     if block.channels not in (16, 32, 64, 128, 256):  # warps must fit the groups of outputs
         return []
     crowded = batch > 2 * device.multiprocessors
     bordered = replace(block, bordered=True)
     if crowded and block.channels == 32:
-        # trained 339 µs, small ones 358, which are faster with all pixels active; plain 563 and 467
+        # 221, 601, 560; small ones 246, 497, 454; four tiles at once 230, 545 (tau0.005: 318 for 340)
         ways = [[_usual(block)], [_small(block)], [_usual(block, most=4)]]
         return ways if block.adaptive else ways[1::-1]
     kinds = [_usual(block)]
     if block.channels == 64:
-        # a single image: 137, 133, 119 µs for 143, 134, 121
+        # a single image, all, half and a quarter: 137, 133, 119 for 143, 134, 121
         kinds = [_usual(bordered), *kinds]
     if batch <= device.multiprocessors:
         if block.channels == 16:
-            # 64 images: 141, 121, 96 µs for 149, 123, 97
+            # 64 images, all, half and a quarter: 141, 121, 96 for 149, 123, 97
             kinds = [_alone(bordered), *kinds]
-        ways = [[_together(bordered, cluster)] for cluster in (8, 4) if device.holds(cluster * batch)]
+        ways = [[_together(bordered, cluster)] for cluster in (8, 4, 2) if device.holds(cluster, batch)]
         if block.channels in (32, 64):
             return [*ways, kinds, [_deep(bordered if block.channels == 64 else block)]]
         return [*ways, kinds]
     if block.channels == 16:
-        if not block.adaptive:
-            return [[_usual(bordered), *kinds]]
-        return [[_usual(bordered)], kinds]
+        return [[_usual(bordered), *kinds]]  # 322, 658 for 332, 678
     if block.channels == 64 and crowded:
-        # 551, 544, 444 µs with a border, 572, 554, 449 without, for 637, 623, 479; tall ones: trained 432 µs
-        # for 387, plain 440 for 448
-        ways = [[_wide(bordered), _wide(block), *kinds], [_tall(bordered)], [_halving(bordered)]]
+        # all, half and a quarter: 551, 544, 444 with a border, 572, 554, 449 without, for 637, 623, 479 of
+        # usual ones; then 332, 466, 442, tall ones 453, 463, 426
+        ways = [[_wide(bordered), _wide(block), *kinds], [_tall(bordered)]]
         return ways if block.adaptive else ways[1::-1]
     return [kinds]
 
@@ -232,11 +230,6 @@ def _wide(block: Plan) -> Iterator[Plan]:
             yield _cut(replace(block, ahead=4), images=images, ctas=2, warps=4, n_tiles=8, most=3)
 
 
-def _halving(block: Plan) -> Iterator[Plan]:
-    """The same for two images: where one has halted, two warps share its tiles, half of the weights each."""
-    yield from (replace(plan, halves=True) for plan in _wide(block) if plan.m_tiles == 2)
-
-
 def _deep(block: Plan) -> Iterator[Plan]:
     """An image has a multiprocessor to itself: registers for weights from further ahead."""
     yield _cut(replace(block, ahead=6), images=1, ctas=1, warps=8, n_tiles=4, most=3)
@@ -252,8 +245,10 @@ def _together(block: Plan, cluster: int) -> Iterator[Plan]:
 
     A single image, all and a quarter active, by 8, by 4, by one of them: 16 channels 78, 73, for 97, 81, for
     139, 92 µs; 32 channels 89, 96, for 96, 93, for 137, 103; 64 channels 98, 99, for 104, 116, for 131, 107.
+    By pairs, 64 images of the plain network take 269 µs instead of 316; of trained ones, about as long.
     """
-    plan = _cut(block, images=1, ctas=1, warps=8, n_tiles=2, most=1)
+    warps = 16 if cluster == 2 and block.channels == 16 else 8
+    plan = _cut(block, images=1, ctas=1, warps=warps, n_tiles=2, most=1)
     if block.channels <= 64 and block.height <= 32 and block.height % (cluster * plan.tall) == 0:
         yield replace(plan, cluster=cluster, hold=True)
 
