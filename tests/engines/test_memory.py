@@ -1,5 +1,7 @@
 """The paper's claim on memory: decisions that are one-hot need no running sum of outputs."""
 
+from functools import partial
+
 import pytest
 import torch
 
@@ -38,6 +40,19 @@ def measured(request):
 def test_thresholded_takes_as_much_as_a_plain_network_and_act_more(measured):
     assert measured["thresholded"] <= 1.05 * measured["plain"]
     assert measured["act"] > 1.2 * measured["plain"]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_thresholded_takes_as_much_as_a_plain_network_on_a_gpu(dtype, layout):
+    images = torch.randn(64, 3, 32, 32, dtype=dtype).cuda().contiguous(memory_format=layout)
+    plain = build(ResNetConfig(units=5, adaptive=False)).eval().to("cuda", dtype)
+    model = lively(units=5).to("cuda", dtype)
+    with torch.no_grad(), tp.use_mode(model, "thresholded", details=False):
+        ours, theirs = (peak_memory(partial(net, images), "cuda") for net in (model, plain))
+    assert ours <= 1.05 * theirs
 
 
 def test_deployed_takes_less(measured):

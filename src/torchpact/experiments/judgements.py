@@ -234,8 +234,9 @@ def _saturated(evidence: Evidence) -> tuple[Verdict, str]:
 @_claim("SACT evaluated thresholded loses at least 5 points of accuracy.", "supplement")
 def _sact_thresholded(evidence: Evidence) -> tuple[Verdict, str]:
     with_norm = [
-        (f"{evidence.scale.network(32)}, heads with batch norm, τ = {run.config.tau:g}", [run])
-        for _, run in variants.heads(evidence.scale, evidence.seeds[:1])
+        (f"{evidence.scale.network(depth)}, heads with batch norm, τ = {run.config.tau:g}", [run])
+        for depth in (32, 110)
+        for _, run in variants.heads(evidence.scale, evidence.seeds[:1], depth)
         if run.config.network.halting_norm and evidence.archive.record(run) is not None
     ]
     settings = _fig5_settings(evidence, "act") + with_norm

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -69,11 +70,13 @@ def baselines(scale: Scale, seeds: list[int]) -> Labelled:
     return found
 
 
-def heads(scale: Scale, seeds: list[int]) -> Labelled:
+def heads(scale: Scale, seeds: list[int], depth: int = 32) -> Labelled:
     """SACT with the paper's halting heads, and with those of SACT's own code, which have batch norm."""
-    taus = (0.1, 0.05, 0.01, 0.005) if scale.name != "smoke" else (0.01,)
+    taus = {32: (0.1, 0.05, 0.01, 0.005), 110: (0.005, 0.001, 0.0005)}[depth]
+    if scale.name == "smoke":
+        taus = (0.01,)
     return [
-        (label, adaptive(scale, 32, "act", tau, seed, network={"halting_norm": norm}, **looks(scale, 4)))
+        (label, adaptive(scale, depth, "act", tau, seed, network={"halting_norm": norm}, **looks(scale, 4)))
         for label, norm in (("the paper's head", False), ("head with batch norm", True))
         for tau in taus
         for seed in seeds
@@ -90,6 +93,7 @@ class Comparison:
     modes: tuple[str, ...] = ("thresholded", "plain", "discrete")
     every: bool = False
     """Whether in all of these modes, or in the first that a variant has."""
+    depth: int = 32
 
     def runs(self, scale: Scale, seeds: list[int]) -> list[Run]:
         """All that is compared."""
@@ -126,7 +130,7 @@ class Comparison:
                 draw_points(axes, chosen, shown, **style)
             axes.set(xlabel="MFLOPs an image", ylabel="test accuracy, %")
             axes.set_title(
-                f"{self.title.format(scale.network(32))}, {scale.length}: {over_seeds(found, wanted)}"
+                f"{self.title.format(scale.network(self.depth))}, {scale.length}: {over_seeds(found, wanted)}"
             )
             axes.legend(loc="best")
             numbers = {"points": points, **inventory(wanted, found)}
@@ -148,4 +152,12 @@ COMPARISONS = (
     Comparison("dead-units", "PSACT {}, τ = 0.01", dead_units),
     Comparison("baselines", "up to {}", baselines),
     Comparison("sact-heads", "SACT {}", heads, modes=("act", "thresholded"), every=True),
+    Comparison(
+        "sact-heads-resnet110",
+        "SACT {}",
+        partial(heads, depth=110),
+        modes=("act", "thresholded"),
+        every=True,
+        depth=110,
+    ),
 )

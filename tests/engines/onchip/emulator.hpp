@@ -145,6 +145,7 @@ inline void meet() {
     emulator::arrive(emulator::meeting, emulator::THREADS);
 }
 inline int rank() { return emulator::cta; }
+inline int warp_slot() { return blockIdx.x * WARPS + threadIdx.x / 32; }  // those of one multiprocessor
 template <class Do> void put_by(int rank, int byte, int bytes, bool atomic, Do change) {
     emulator::touch_in(rank, byte, bytes, atomic);
     bool there = false;

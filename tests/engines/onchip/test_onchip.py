@@ -79,6 +79,21 @@ def test_does_not_depend_on_the_order_of_warps_nor_on_the_layout_of_images():
         assert torch.equal(ponder.steps, other.steps)
 
 
+@needs_compiler
+@pytest.mark.parametrize("how", [{}, {"watched": True, "reverse": True}])
+def test_warps_the_other_way_round_give_the_same_bits(how):
+    """Every second CTA takes its warps so; one has an image in the first block, two in the others."""
+    model = tame(lively(5, units=4)).half()
+    images = torch.randn(1, 3, 32, 32).half().expand(4, -1, -1, -1)
+    logits, ponders = engine(model, **how)(images)
+    assert torch.equal(logits[:2], logits[2:])
+    assert torch.equal(ponders[0].probs[:, :1], ponders[0].probs[:, 1:2])
+    for ponder in ponders:
+        assert ponder.steps.unique().numel() > 1
+        assert torch.equal(ponder.steps[:2], ponder.steps[2:])
+        assert torch.equal(ponder.probs[:, :2], ponder.probs[:, 2:])
+
+
 HELD = {"n_tiles": 2, "hold": True, "tall": 2, "m_tiles": 1}
 
 

@@ -139,6 +139,7 @@ struct Lists {
         const int count = part == 0 ? counts[0] : part == 1 ? counts[1] : counts[2];
         if (threadIdx.x < PARTS)
             at<int>(COUNTS + 4 * threadIdx.x) = threadIdx.x == 0 ? counts[0] : threadIdx.x == 1 ? counts[1] : counts[2];
+        if (TURNS && threadIdx.x == PARTS) at<int>(COUNTS + 12) = warp_slot() / WARPS % 2;
         if (count == 0) return;
         int pixels = 0;
         transpose(mine);
@@ -200,12 +201,13 @@ DEVICE void add_halted() {
     }
 }
 
-// x = relu(norm(u)) at pixels of the list, or at consecutive ones; GIVEN to other CTAs, too.
+// x = relu(norm(u)) at pixels of the list, or at consecutive ones, when there is no list yet; GIVEN to other CTAs, too.
 template <int T, bool GIVEN> DEVICE void refresh(const Rows& rows) {
     const unsigned thread = anew(threadIdx.x);
     const int chunk = thread % CHUNKS;
     const Norm norm(array<float>(NORMS), CHANNELS, chunk);
-    const int start = (THREADS - 1 - thread) / CHUNKS;  // the last ones have least to do else
+    const int warp = GIVEN ? place_of_warp() : thread / 32;
+    const int start = (THREADS - 1 - (32 * warp + thread % 32)) / CHUNKS;  // the last ones have least to do else
     for (int i = start; i < rows.count; i += THREADS / CHUNKS) {
         const Entry entry = rows[i];
 #pragma unroll
