@@ -198,7 +198,7 @@ def test_resume_of_a_finished_run_shows_its_results(run, tmp_path):
             "expected --examples for a network for sequences only",
         ),
         (("evaluate", "{}/missing.safetensors", "--data", "sample"), "no such checkpoint"),
-        (("evaluate", "resnet32-tau7"), "nor network of the zoo (resnet32-plain, "),
+        (("evaluate", "resnet32-tau7"), "nor network of the zoo (did you mean resnet32-tau0.05?)"),
         (
             ("evaluate", "resnet32-plain", "--mode", "act", "--data", "sample"),
             "resnet32-plain: expected no mode for a plain network, got act",

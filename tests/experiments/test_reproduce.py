@@ -40,6 +40,14 @@ def test_everything_is_made_from_nothing_and_then_found_again(run, tmp_path, mon
         shutil.rmtree(folder / lost)
     code, out, _ = run("all", "--scale", "smoke", "--list")
     assert [line.split()[1] for line in out.splitlines() if line.startswith("missing")] == [lost]
+    code, out, err = run("fig5", "--scale", "smoke", "--draw-only")
+    assert code == 0
+    assert err == f"fig5: 2 of 3 runs; missing: {lost}\n"
+    weights = tmp_path / "work" / "smoke" / "resnet14-plain-seed0" / "last.safetensors"
+    weights.rename(tmp_path / "kept")
+    code, out, _ = run("fig5", "--scale", "smoke", "--list")
+    assert "no weights  resnet14-plain-seed0" in out.splitlines()
+    (tmp_path / "kept").rename(weights)
     before = {path: path.stat().st_mtime_ns for path in results.glob("resnet*/*")}
     assert run("fig5", "--scale", "smoke")[0] == 0
     assert (results / lost / "run.json").is_file()

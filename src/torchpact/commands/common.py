@@ -3,6 +3,7 @@
 import os
 import re
 import tempfile
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
@@ -93,9 +94,9 @@ def network_file(name: str | Path) -> Path:
         saved = files_in(path)
         got = f"{saved[0]} alone" if saved else "a folder without any"
         raise CheckpointError(f"{path}: expected a checkpoint, or {' and '.join(FILES)}; got {got}")
-    raise CheckpointError(
-        f"{path}: no such checkpoint or folder, nor network of the zoo ({', '.join(known)})"
-    )
+    close = get_close_matches(str(name), known, 1)
+    meant = f"did you mean {close[0]}?" if close else ", ".join(known)
+    raise CheckpointError(f"{path}: no such checkpoint or folder, nor network of the zoo ({meant})")
 
 
 def _is_saved(folder: Path) -> bool:

@@ -62,25 +62,39 @@ def reproduce(
     todo = missing(runs, archive)
     if list_only:
         undone = {run.name for run in todo}
-        for run_name in dict.fromkeys(run.name for run in runs + todo):
-            print(f"{'missing ' if run_name in undone else 'finished'}  {run_name}")
+        for run_name, run in {run.name: run for run in runs + todo}.items():
+            lacking = "missing" if archive.record(run) is None else "no weights"  # which others start from
+            print(f"{lacking if run_name in undone else 'finished':10}  {run_name}")
         return
     problems: list[str] = []
     archive.recover(runs)
     if todo and not draw_only:
         problems += _train(runs, todo, archive, scale, data, device, together)
+    made = False
     for name in names:
+        _say_what_is_missing(name, EXPERIMENTS[name].runs(scale, seeds[name]), archive)
         try:
             paths = EXPERIMENTS[name].draw(archive, scale, seeds[name], results / scale.name / "figures")
         except ValueError as error:
             problems.append(f"{name}: {error}")
             continue
+        made |= bool(paths)
         for path in paths:
             print(path)
     for problem in problems[:-1]:
         Console(stderr=True).print(problem, highlight=False, soft_wrap=True)
     if problems:
-        raise TrainingError(f"{problems[-1]}; all else is made and kept")
+        raise TrainingError(f"{problems[-1]}; all else is made and kept" if made else problems[-1])
+
+
+def _say_what_is_missing(name: str, runs: Sequence[AnyRun], archive: Archive) -> None:
+    """In a line, of what is drawn from some of its runs only."""
+    wanted = dict.fromkeys(run.name for run in runs)
+    lacking = [*dict.fromkeys(run.name for run in runs if archive.record(run) is None)]
+    if lacking and len(lacking) < len(wanted):
+        few = ", ".join(lacking[:3]) + (", …" if len(lacking) > 3 else "")
+        said = f"{name}: {len(wanted) - len(lacking)} of {len(wanted)} runs; missing: {few}"
+        Console(stderr=True).print(said, highlight=False, soft_wrap=True)
 
 
 def _named(runs: Sequence[AnyRun], patterns: Sequence[str]) -> list[AnyRun]:

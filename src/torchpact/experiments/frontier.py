@@ -18,13 +18,13 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-TAUGHT: dict[str, Any] = {"distill": DISTILL, "lr": 0.005, "tau_ramp": 0.0}
+TAUGHT: dict[str, Any] = {"distill": DISTILL, "lr": 0.005}
 """Of adaptive networks with a teacher, whose gradients are four times as large as those of labels: with
 learning rates of 0.1 and 0.02 they made all halting heads of ResNet-32 constants within a hundred iterations,
 with this one those of the third block only. Prices that make a difference are four times as large, too."""
 
-LABELLED: dict[str, Any] = {"tau_ramp": 0.0}
-"""Of those without. Where the price rose from 0, heads never halted before it had risen, nor afterwards."""
+LABELLED: dict[str, Any] = {}
+"""Of those without."""
 
 
 class Way(NamedTuple):
@@ -84,7 +84,9 @@ def runs(scale: Scale, seeds: list[int]) -> list[Run]:
 
 def _plain(units: int, settings: dict[str, Any], teacher: Run | None = None) -> Run:
     network = ResNetConfig(units=units, adaptive=False)
-    return Run(preset("strong", method="plain", network=network, **settings), teacher=teacher)
+    # the price of steps that it does not take: as its files have it
+    config = preset("strong", method="plain", network=network, tau_ramp=0.25, **settings)
+    return Run(config, teacher=teacher)
 
 
 class Part(NamedTuple):

@@ -5,7 +5,7 @@ themselves.
 """
 
 from collections.abc import Callable, Sized
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -13,6 +13,7 @@ from torchpact.experiments import fig2, fig3, fig4, variants
 from torchpact.experiments.evidence import Evidence
 from torchpact.experiments.gather import at_end, spread
 from torchpact.experiments.runs import Run
+from torchpact.models import ResNetConfig
 from torchpact.training import preset
 
 Verdict = Literal["holds", "partly", "does not hold", "not measured yet"]
@@ -215,13 +216,22 @@ def _thresholded(evidence: Evidence) -> tuple[Verdict, str]:
     return _drop(evidence, _fig5_settings(evidence, "relaxed"), "discrete", judge)
 
 
+def _undecided(network: ResNetConfig, results: dict[str, Any]) -> float | None:
+    """The share of all decisions; results have that of every block, in which a pixel takes one a step."""
+    if results.get("undecided") is None:
+        return None
+    positions = [(network.image_size >> k) ** 2 for k in range(len(results["steps"]))]
+    decisions = np.multiply(positions, np.minimum(results["steps"], network.units - 1))
+    return float(np.average(results["undecided"], weights=decisions))
+
+
 @_claim("The probabilities of PSACT's latent variables saturate.", "section 5")
 def _saturated(evidence: Evidence) -> tuple[Verdict, str]:
     parts, worst = [], 0.0
     for depth in (32, 110):
         for tau, runs in evidence.fig5(depth, "relaxed").items():
-            known = [evidence.results(run, "discrete").get("undecided") for run in runs]
-            shares = [100 * float(np.mean(each)) for each in known if each is not None]
+            known = [_undecided(run.config.network, evidence.results(run, "discrete")) for run in runs]
+            shares = [100 * each for each in known if each is not None]
             if shares:
                 worst = max(worst, *shares)
                 parts.append(f"{spread(shares)} ({evidence.scale.network(depth)}, τ = {tau:g})")

@@ -33,7 +33,7 @@ class Scale:
 
     @property
     def length(self) -> str:
-        """How long each of its networks is trained: what titles say, as "paper" might be the paper's own.
+        """How long each of its networks is trained. Titles say it: "paper" would sound like the paper's own.
 
         >>> SCALES["paper"].length
         '100,000 iterations'

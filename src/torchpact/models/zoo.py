@@ -6,6 +6,7 @@ measured; ``torchpact zoo add`` makes one of a finished run.
 
 import json
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +65,9 @@ def find(name: str) -> Entry:
     """Return the entry of that name."""
     known = {entry.name: entry for entry in entries()}
     if name not in known:
-        raise ValueError(f"expected a network of the zoo among {', '.join(known)}; got {name!r}")
+        close = get_close_matches(name, known, 1)
+        meant = f" (did you mean {close[0]}?)" if close else ""
+        raise ValueError(f"expected a network of the zoo among {', '.join(known)}; got {name!r}{meant}")
     return known[name]
 
 

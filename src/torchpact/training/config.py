@@ -171,7 +171,6 @@ PRESETS: dict[str, dict[str, Any]] = {
         "nesterov": True,
         "weight_decay": 5e-4,
         "pad": 4,
-        "tau_ramp": 0.25,
         "validate_every": 10_000,
         "checkpoint_every": 5000,
     },
@@ -183,7 +182,10 @@ PRESETS: dict[str, dict[str, Any]] = {
         "checkpoint_every": 20,
     },
 }
-"""The supplement's protocol; the same shape in 16,000 iterations; a recipe of today; a few, to see it run."""
+"""The supplement's protocol; the same shape in 16,000 iterations; a recipe of today; a few, to see it run.
+
+None ramps τ in: where the price of a step rose from 0, heads never halted before it had risen, nor later.
+"""
 
 
 def preset(name: str, **settings: Any) -> TrainConfig:

@@ -48,6 +48,7 @@ static ucontext_t scheduler;
 static char fault[200];
 static void (*body)();
 static long long loads, waves, products;  // of ldmatrix: times eight rows, and cycles of shared memory that took; of mma
+static long long products_of[2][WARPS];  // the warps of even and of odd CTAs
 }  // namespace emulator
 
 static emulator::Index threadIdx, blockIdx;
@@ -220,7 +221,6 @@ inline unsigned __ballot_sync(unsigned, bool v) {
     for (int d = 1; d < 32; d *= 2) all |= __shfl_xor_sync(~0u, all, d);
     return all;
 }
-inline int __ffs(unsigned v) { return __builtin_ffs(v); }
 inline int __popc(unsigned v) { return __builtin_popcount(v); }
 
 inline float to_float(unsigned short bits) {
@@ -284,6 +284,7 @@ inline void multiply(float (&c)[4], const unsigned (&a)[4], unsigned b0, unsigne
     emulator::together(5, &mine, [](void** lanes) {
         using Lane = decltype(mine);
         ++emulator::products;
+        ++emulator::products_of[blockIdx.x % 2][threadIdx.x / 32];
         float left[16][16], right[16][8];
         for (int i = 0; i < 32; ++i) {
             const Lane& lane = *static_cast<Lane*>(lanes[i]);

@@ -13,6 +13,7 @@ from tests.engines.onchip.emulation import (
     engine,
     needs_compiler,
     plans,
+    products_of_warps,
     reference,
     shared_by,
     take,
@@ -85,9 +86,13 @@ def test_warps_the_other_way_round_give_the_same_bits(how):
     """Every second CTA takes its warps so; one has an image in the first block, two in the others."""
     model = tame(lively(5, units=4)).half()
     images = torch.randn(1, 3, 32, 32).half().expand(4, -1, -1, -1)
-    logits, ponders = engine(model, **how)(images)
+    fast = engine(model, **how)
+    logits, ponders = fast(images)
     assert torch.equal(logits[:2], logits[2:])
     assert torch.equal(ponders[0].probs[:, :1], ponders[0].probs[:, 1:2])
+    for plan, _ in fast.prepare(32, 32, 4):
+        even, odd = products_of_warps(plan, how.get("watched", False))
+        assert odd == even[::-1] != even
     for ponder in ponders:
         assert ponder.steps.unique().numel() > 1
         assert torch.equal(ponder.steps[:2], ponder.steps[2:])
@@ -188,6 +193,20 @@ def test_draws_and_scores_decisions_as_the_dense_engine_does():
         assert agree.double().mean() > 0.99
         assert torch.allclose(ponder.log_prob[agree], wanted.log_prob[agree], atol=0.05)
         assert torch.equal(ponder.probs[-1], torch.ones_like(ponder.probs[-1]))
+
+
+@needs_compiler
+def test_pairs_as_they_are_planned(monkeypatch):
+    model = tame(lively(2, units=3)).half()
+    images = torch.randn(2, 3, 16, 24).half()
+    found = plans((16, 32, 64), 16, 24, 10, True, batch=64)
+    assert [(plan.cluster, plan.warps) for plan in found] == [(2, 16), (2, 8), (2, 8)]
+    take(monkeypatch, found, [{}] * 3)
+    logits, ponders = engine(model, watched=True)(images)
+    expected, references = reference(model, images)
+    assert relative(logits, expected) < 1e-3
+    for ponder, wanted in zip(ponders, references, strict=True):
+        assert torch.equal(ponder.steps, wanted.steps)
 
 
 @needs_compiler

@@ -235,7 +235,7 @@ def test_deployed_on_a_gpu_it_runs_without_a_graph_and_in_one_of_the_caller(deta
 
 @pytest.mark.gpu
 @needs_gpu
-@pytest.mark.parametrize("batch", [0, 1, 7, 1000])
+@pytest.mark.parametrize("batch", [0, 1, 7, 12, 40, 1000])  # by clusters of 8, of 4 and of 2
 def test_on_a_gpu(batch):
     model = tame(lively(units=5)).half().cuda()
     images = torch.randn(batch, 3, 32, 32).half().cuda()

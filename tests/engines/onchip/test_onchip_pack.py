@@ -141,7 +141,7 @@ def test_what_else_may_be_tried_compiles(tmp_path, monkeypatch):
     others = [plan for each in single for plan in each] + [plan for each in many for plan in each[1:]]
     assert len({*others} - {*plans(**shape)}) == 17
     for plan in others:
-        if plan.cluster in (2, 4):  # as those of 8
+        if plan.cluster == 4 or (plan.cluster == 2 and plan.warps == 8):  # as those of 8
             continue
         assert nvrtc.compile_block(plan, "sm_90")[:4] == b"\x7fELF"
 

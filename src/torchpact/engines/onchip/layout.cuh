@@ -39,7 +39,7 @@ constexpr int CHUNKS = CHANNELS / 8;
 constexpr int GROUPS = CHUNKS / N_TILES;   // of outputs; a warp computes those of one
 constexpr int FRAGMENTS = CHANNELS / 16 * 32;  // uint4 that a k16 step of a convolution has
 // Where tiles are few, the first warps have them; of CTAs that share a multiprocessor every second one takes its warps the other
-// way round, so that those with work lie in different parts of it.
+// way round, so that those with work lie in different parts of it. (Not timed yet.)
 constexpr bool TURNS = CTAS > 1 && CLUSTER == 1 && GROUPS == 1;
 
 DEVICE constexpr int up(int bytes) { return (bytes + 15) / 16 * 16; }

@@ -166,16 +166,16 @@ def _ways(block: Plan, batch: int, device: Device) -> list[list[Iterator[Plan]]]
     """Ways to run a block, the likeliest first: each of them kinds of plans, of which the first that fits.
 
     Times are microseconds of ResNet-110 on an H200, of 1024 images: trained (``tau0.01``), the same never
-    halting, and plain; or, where a fraction is given, with that share of the pixels active, when heads still
-    read neighbours (kernels have become 2 to 12 % faster since). Not kept, for they won nowhere: weights that
-    are read further ahead where tiles are few, four images a CTA, two warps that share a tile.
+    halting, and plain; or, where it says so, with all, half and a quarter of the pixels active, when heads
+    still read neighbours (kernels have become 2 to 12 % faster since). Not kept, for they won nowhere:
+    weights that are read further ahead where tiles are few, four images a CTA, two warps that share a tile.
     """
     if block.channels not in (16, 32, 64, 128, 256):  # warps must fit the groups of outputs
         return []
     crowded = batch > 2 * device.multiprocessors
     bordered = replace(block, bordered=True)
     if crowded and block.channels == 32:
-        # 221, 601, 560; small ones 246, 497, 454; four tiles at once 230, 545 (tau0.005: 318 for 340)
+        # 221, 601, 560; small ones 246, 497, 454; four tiles at once 230, 545, – (tau0.005: 318 for 340)
         ways = [[_usual(block)], [_small(block)], [_usual(block, most=4)]]
         return ways if block.adaptive else ways[1::-1]
     kinds = [_usual(block)]
@@ -191,7 +191,7 @@ def _ways(block: Plan, batch: int, device: Device) -> list[list[Iterator[Plan]]]
             return [*ways, kinds, [_deep(bordered if block.channels == 64 else block)]]
         return [*ways, kinds]
     if block.channels == 16:
-        return [[_usual(bordered), *kinds]]  # 322, 658 for 332, 678
+        return [[_usual(bordered), *kinds]]  # trained and never halting: 322, 658 for 332, 678
     if block.channels == 64 and crowded:
         # all, half and a quarter: 551, 544, 444 with a border, 572, 554, 449 without, for 637, 623, 479 of
         # usual ones; then 332, 466, 442, tall ones 453, 463, 426
@@ -245,7 +245,8 @@ def _together(block: Plan, cluster: int) -> Iterator[Plan]:
 
     A single image, all and a quarter active, by 8, by 4, by one of them: 16 channels 78, 73, for 97, 81, for
     139, 92 µs; 32 channels 89, 96, for 96, 93, for 137, 103; 64 channels 98, 99, for 104, 116, for 131, 107.
-    By pairs, 64 images of the plain network take 269 µs instead of 316; of trained ones, about as long.
+    By pairs, 64 images of the plain ResNet-110 take 269 µs instead of 316, of ResNet-32 (``tau0.05``) 102
+    instead of 134, of ResNet-110 (``tau0.01``) as long.
     """
     warps = 16 if cluster == 2 and block.channels == 16 else 8
     plan = _cut(block, images=1, ctas=1, warps=warps, n_tiles=2, most=1)
