@@ -21,7 +21,9 @@ def test_evaluation_equals_one_pass_over_everything(mode):
             torch.nn.init.zeros_(head.conv.weight)
             torch.nn.init.zeros_(head.linear.weight)
             torch.nn.init.constant_(head.linear.bias, 60.0)
-    measured = evaluate(model, TEST, mode, batch=7)
+    seen: list[int] = []
+    measured = evaluate(model, TEST, mode, batch=7, seen=seen.append)
+    assert seen == [7] * 5 + [5]
     x = standardize(TEST.images)
     model.eval()
     with tp.use_mode(model, mode), torch.no_grad():

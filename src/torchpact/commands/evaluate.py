@@ -1,12 +1,14 @@
 """torchpact evaluate: a checkpoint on the test set, in any mode."""
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import torch
 import typer
 from rich.console import Console
+from rich.progress import Progress
 from rich.table import Table
 
 from torchpact._checks import check_count
@@ -63,7 +65,13 @@ def evaluate(
         raise ValueError(f"{given}: expected a network of {len(CLASSES)} classes, got {model.config.classes}")
     test = load_test(data, place)
     modes = {name: network.mode(name) for name in mode or network.modes}
-    measured = evaluate_modes(model.to(place), test, modes, precision=precision, batch=batch, seed=seed)
+    watcher = Console(stderr=True)
+    with Progress(console=watcher, transient=True, disable=not watcher.is_terminal) as bar:
+        task = bar.add_task("test images", total=len(test) * (len(modes) if model.config.adaptive else 1))
+        measured = evaluate_modes(
+            model.to(place), test, modes,
+            precision=precision, batch=batch, seed=seed, seen=partial(bar.advance, task),
+        )  # fmt: skip
     if as_json:
         print(json.dumps(measured, indent=2))
         return

@@ -1,6 +1,6 @@
 """Evaluation of a network on a whole data set, in any set of modes."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from typing import Any, get_args
@@ -56,8 +56,12 @@ def evaluate(
     batch: int | None = None,
     precision: str = "fp32",
     seed: int = 0,
+    seen: Callable[[int], object] = lambda images: None,
 ) -> Evaluation:
-    """Evaluate on all of ``data``, in the given mode or the model's own."""
+    """Evaluate on all of ``data``, in the given mode or the model's own.
+
+    ``seen`` is called with the number of images of every batch that is done.
+    """
     device = data.images.device
     check_choice("precision", precision, get_args(Precision))
     if batch is None:
@@ -91,6 +95,7 @@ def evaluate(
                         taken, h = ponder.active[:-1], ponder.probs[:-1]
                         decisions[k, 0] += (taken & (h > 0.1) & (h < 0.9)).sum()
                         decisions[k, 1] += taken.sum()
+                seen(len(labels))
     finally:
         model.train(training)
     total, by_block = torch.cat(totals).double(), torch.cat(block_flops).double()
