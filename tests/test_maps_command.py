@@ -84,9 +84,11 @@ def test_without_any_image_that_can_be_read_nothing_is_drawn(run, tmp_path):
 
 def test_titles_differ_where_networks_do(run, tmp_path):
     small, deep = checkpoint(tmp_path / "a"), checkpoint(tmp_path / "b", units=3)
+    other = checkpoint(tmp_path / "c")
     for models, titles in (
         ((small, deep), ["ResNet-14, PSACT, τ = 0.01", "ResNet-20, PSACT, τ = 0.01"]),
-        ((small, small), ["PSACT, τ = 0.01 (1)", "PSACT, τ = 0.01 (2)"]),
+        ((small, other), ["PSACT, τ = 0.01, a", "PSACT, τ = 0.01, c"]),
+        ((small, small), ["PSACT, τ = 0.01, a (1)", "PSACT, τ = 0.01, a (2)"]),
     ):
         chosen = [part for model in models for part in ("--model", model)]
         _, printed, _ = run(*chosen, "--count", 1, "-o", tmp_path / "out", "--json")

@@ -147,13 +147,24 @@ def _titles(networks: list[tuple[str, Network]], mode: str | None) -> list[str]:
             for one, (_, network) in zip(titles, networks, strict=True)
         ]
     alike = Counter(titles)
+    titles = [
+        f"{one}\n{_called(name)}" if alike[one] > 1 else one
+        for one, (name, _) in zip(titles, networks, strict=True)
+    ]
+    alike = Counter(titles)
     return [f"{one} ({n})" if alike[one] > 1 else one for n, one in enumerate(titles, start=1)]
+
+
+def _called(name: str) -> str:
+    """A network's folder, or its name in the zoo, hardly wider than a map."""
+    path = Path(name).resolve()
+    return shortened(path.parent.name if path.is_file() else path.name, 22)
 
 
 def _title(name: str, network: Network, depth: bool) -> str:
     """What the paper calls a network and its τ; where nobody knows, the name of its folder."""
     if network.config is None:
-        called = shortened(Path(name).resolve().name, 17)  # as wide as a map
+        called = _called(name)
         return f"ResNet-{network.model.config.layers}\n{called}" if depth else called
     return title(network.config).replace(", ", "\n", 1) if depth else title_of(network.config)
 
