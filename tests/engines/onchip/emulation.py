@@ -1,6 +1,8 @@
 """The engine ``onchip``, whose kernel runs on the CPU as plain C++; see emulator.hpp."""
 
 import ctypes
+import hashlib
+import os
 import shutil
 import subprocess
 import tempfile
@@ -20,10 +22,11 @@ needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g
 
 H200 = Device(227 * 1024, 132)
 
-HERE = Path(__file__).parent
+HERE, KERNEL = Path(__file__).parent, Path(onchip.__file__).parent
 FLAGS = [
     "-std=c++17",
     "-O1",
+    "-U_FORTIFY_SOURCE",  # which would not let one stack jump to another
     "-fPIC",
     "-shared",
     "-Wall",
@@ -39,23 +42,36 @@ def plans(channels, height, width, classes, half, adaptive=True, batch=1024, dev
 
 
 @cache
-def compiling(plan, watched=False):
-    """Start to compile the kernel for a plan; several go on at once."""
-    macros = [f"-D{name}={value}" for name, value in plan.macros.items()] + ["-DWATCHED"] * watched
-    folders = [f"-I{folder}" for folder in (HERE, Path(onchip.__file__).parent)]
-    folder = tempfile.TemporaryDirectory()
-    built = Path(folder.name) / "onchip.so"
-    command = ["g++", *FLAGS, *macros, *folders, str(HERE / "emulated.cpp"), "-o", str(built)]
-    return folder, built, subprocess.Popen(command)
+def sources():
+    """What kernels are compiled of, and where they are kept for other processes and the next time."""
+    files = sorted([*HERE.glob("*.?pp"), *KERNEL.glob("*.cu*")])
+    kept = Path(tempfile.gettempdir()) / f"torchpact-emulator-{os.getuid()}"
+    kept.mkdir(mode=0o700, exist_ok=True)
+    assert kept.stat().st_uid == os.getuid(), f"{kept} is somebody else's"
+    return b"".join(file.read_bytes() for file in files), kept
 
 
 @cache
-def library(plan, watched=False):
+def compiling(plan, watched):
+    """Start to compile the kernel for a plan, unless it is there; several go on at once."""
+    macros = [f"-D{name}={value}" for name, value in plan.macros.items()] + ["-DWATCHED"] * watched
+    command = ["g++", *FLAGS, *macros, f"-I{HERE}", f"-I{KERNEL}", str(HERE / "emulated.cpp")]
+    texts, kept = sources()
+    built = kept / f"{hashlib.sha256(repr(command).encode() + texts).hexdigest()[:24]}.so"
+    if built.exists():
+        return built, built, None
+    making = built.with_suffix(f".{os.getpid()}")
+    return built, making, subprocess.Popen([*command, "-o", str(making)])
+
+
+@cache
+def library(plan, watched):
     """Return the compiled kernel for a plan."""
-    folder, built, compiler = compiling(plan, watched)
-    with folder:
+    built, making, compiler = compiling(plan, watched)
+    if compiler is not None:
         assert compiler.wait() == 0
-        made = ctypes.CDLL(str(built))
+        making.replace(built)
+    made = ctypes.CDLL(str(built))
     made.emulate.restype = ctypes.c_char_p
     return made
 
@@ -63,7 +79,7 @@ def library(plan, watched=False):
 def counted(plan):
     """Return what a kernel did since the last time: reads of eight rows, the cycles they took, products."""
     counts = [ctypes.c_longlong() for _ in range(3)]
-    library(plan).count(*(ctypes.byref(count) for count in counts))
+    library(plan, False).count(*(ctypes.byref(count) for count in counts))
     return [count.value for count in counts]
 
 

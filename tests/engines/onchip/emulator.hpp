@@ -5,6 +5,7 @@
 // wait for ever, rows read outside of the memory. Memory starts as NaN. `reverse` lets the last warp go first:
 // results that depend on it show a missing barrier. With WATCHED every access is checked for races, see watch.hpp.
 #pragma once
+#include <setjmp.h>
 #include <ucontext.h>
 
 #include <cmath>
@@ -37,14 +38,14 @@ inline int kept(int v) { return v; }
 namespace emulator {
 constexpr int THREADS = 32 * WARPS * CLUSTER, OF_CTA = 32 * WARPS, STACK = 128 * 1024;  // of a cluster, and of a CTA
 struct Index { int x; };
-struct Fiber { ucontext_t context; const int* waits_for; int while_it_is; bool done; };
+struct Fiber { ucontext_t context; jmp_buf place; const int* waits_for; int while_it_is; bool begun, done; };
 struct Warp { int arrived = 0, generation = 0, what = 0, syncs = 0; void* lanes[32]; };
 static Fiber fibers[THREADS];
 static Warp warps[WARPS * CLUSTER];
 struct Barrier { int arrived = 0, generation = 0; };
 static Barrier barriers[CLUSTER], meeting;  // of a CTA; of all
 static int cta;  // of the cluster, whose turn it is
-static ucontext_t scheduler;
+static jmp_buf scheduler;
 static char fault[200];
 static void (*body)();
 static long long loads, waves, products;  // of ldmatrix: times eight rows, and cycles of shared memory that took; of mma
@@ -65,13 +66,19 @@ inline int fiber() { return cta * OF_CTA + threadIdx.x; }
 inline Warp& warp() { return warps[fiber() / 32]; }
 inline void fail(const char* what) {
     if (!fault[0]) std::snprintf(fault, sizeof fault, "%s (thread %d of CTA %d)", what, threadIdx.x, blockIdx.x);
-    ucontext_t unused;
-    swapcontext(&unused, &scheduler);
+    _longjmp(scheduler, 1);
 }
 inline void wait(const int& generation) {
     Fiber& me = fibers[fiber()];
     me.waits_for = &generation, me.while_it_is = generation;
-    swapcontext(&me.context, &scheduler);
+    if (!_setjmp(me.place)) _longjmp(scheduler, 1);
+}
+// A thread begins by its context, on its stack, and goes on by a jump: swapcontext would ask the kernel for signals every time.
+inline void go_on(Fiber& fiber) {
+    if (_setjmp(scheduler)) return;
+    if (fiber.begun) _longjmp(fiber.place, 1);
+    fiber.begun = true;
+    setcontext(&fiber.context);
 }
 template <class Run> void together(int what, void* mine, Run run) {
     Warp& warp = emulator::warp();
@@ -84,7 +91,7 @@ template <class Run> void together(int what, void* mine, Run run) {
 inline void start() {
     body();
     fibers[fiber()].done = true;
-    swapcontext(&fibers[fiber()].context, &scheduler);
+    _longjmp(scheduler, 1);
 }
 inline void run_cluster(int cluster, std::vector<char>& stacks, bool reverse) {
     std::memset(memories, 0xff, sizeof memories);
@@ -93,7 +100,7 @@ inline void run_cluster(int cluster, std::vector<char>& stacks, bool reverse) {
     for (Warp& warp : warps) warp.arrived = 0;
     for (int i = 0; i < THREADS; ++i) {
         Fiber& fiber = fibers[i];
-        fiber.done = false, fiber.waits_for = nullptr;
+        fiber.begun = fiber.done = false, fiber.waits_for = nullptr;
         getcontext(&fiber.context);
         fiber.context.uc_stack.ss_sp = stacks.data() + (size_t)i * STACK;
         fiber.context.uc_stack.ss_size = STACK;
@@ -108,7 +115,7 @@ inline void run_cluster(int cluster, std::vector<char>& stacks, bool reverse) {
             if (fiber.done || (fiber.waits_for && *fiber.waits_for == fiber.while_it_is)) continue;
             moved = true, fiber.waits_for = nullptr;
             threadIdx.x = i % OF_CTA, cta = i / OF_CTA, blockIdx.x = cluster * CLUSTER + cta;
-            swapcontext(&scheduler, &fiber.context);
+            go_on(fiber);
             left -= fiber.done;
         }
         if (!moved) std::snprintf(fault, sizeof fault, "threads of CTA %d wait for ever", blockIdx.x);
