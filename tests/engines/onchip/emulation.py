@@ -83,7 +83,7 @@ def counted(plan):
     return [count.value for count in counts]
 
 
-def products_of_warps(plan, watched=False):
+def products_of_warps(plan, watched):
     """Return how many products warps have made, of even and of odd CTAs."""
     products = library(plan, watched).products_of
     products.restype = ctypes.POINTER(ctypes.c_longlong)

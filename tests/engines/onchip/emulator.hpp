@@ -11,7 +11,7 @@
 #include <cmath>
 #include <cstdio>
 #include <cstring>
-#include <vector>
+#include <memory>
 
 #define DEVICE inline
 #define __global__
@@ -93,7 +93,7 @@ inline void start() {
     fibers[fiber()].done = true;
     _longjmp(scheduler, 1);
 }
-inline void run_cluster(int cluster, std::vector<char>& stacks, bool reverse) {
+inline void run_cluster(int cluster, char* stacks, bool reverse) {
     std::memset(memories, 0xff, sizeof memories);
     for (Barrier& barrier : barriers) barrier.arrived = 0, ++barrier.generation;
     meeting.arrived = 0, ++meeting.generation;
@@ -102,7 +102,7 @@ inline void run_cluster(int cluster, std::vector<char>& stacks, bool reverse) {
         Fiber& fiber = fibers[i];
         fiber.begun = fiber.done = false, fiber.waits_for = nullptr;
         getcontext(&fiber.context);
-        fiber.context.uc_stack.ss_sp = stacks.data() + (size_t)i * STACK;
+        fiber.context.uc_stack.ss_sp = stacks + (size_t)i * STACK;
         fiber.context.uc_stack.ss_size = STACK;
         fiber.context.uc_link = nullptr;
         makecontext(&fiber.context, start, 0);
