@@ -23,9 +23,6 @@ TAUGHT: dict[str, Any] = {"distill": DISTILL, "lr": 0.005}
 learning rates of 0.1 and 0.02 they made all halting heads of ResNet-32 constants within a hundred iterations,
 with this one those of the third block only. Prices that make a difference are four times as large, too."""
 
-LABELLED: dict[str, Any] = {}
-"""Of those without."""
-
 
 class Way(NamedTuple):
     """How adaptive networks are trained."""
@@ -48,7 +45,7 @@ ADAPTIVE: dict[str, Any] = {"marker": "s"}
 PLAIN: dict[str, Any] = {"marker": "*", "markersize": 9, "linestyle": ""}
 OTHER: dict[str, Any] = {"marker": "o", "markerfacecolor": "none", "linestyle": "", "color": GREY}
 
-WAYS = {32: [Way(TAUGHT, (0.12, 0.06, 0.03))], 110: [Way(LABELLED, (0.01, 0.006))]}
+WAYS = {32: [Way(TAUGHT, (0.12, 0.06, 0.03))], 110: [Way({}, (0.01, 0.006))]}
 
 
 def runs(scale: Scale, seeds: list[int]) -> list[Run]:
