@@ -51,6 +51,23 @@ def test_what_the_thresholded_mode_loses(archive, lost, psact, sact):
     assert judge(archive, "SACT evaluated thresholded loses").verdict == sact
 
 
+@pytest.mark.parametrize(
+    ("much", "verdict"),
+    [({True}, "partly"), ({False}, "partly"), ({True, False}, "holds"), (set(), "does not hold")],
+)
+def test_what_sact_loses_is_judged_by_both_networks_and_both_kinds_of_heads(archive, much, verdict):
+    """``much``: whether heads that lose six points, on ResNet-110 or on both, have batch norm."""
+    for depth in (32, 110):
+        for _, run in variants.heads(SCALE, SEEDS[:1], depth):
+            six = run.config.network.halting_norm in much and (depth == 110 or verdict == "holds")
+            write(archive, run, {"act": (0.9, 1e8), "thresholded": (0.84 if six else 0.89, 1e8)})
+    found = judge(archive, "SACT evaluated thresholded loses")
+    assert found.verdict == verdict
+    settings = {"partly": 3, "holds": 14, "does not hold": 0}[verdict]
+    assert found.measured.startswith(f"5 or more in {settings} of 14 settings")
+    assert ("(ResNet-110, heads with batch norm, τ = 0.005; " in found.measured) == (much == {True})
+
+
 @pytest.mark.parametrize(("ratio", "verdict"), [(1.1, "holds"), (0.9, "does not hold")])
 def test_the_computation_of_the_relaxed_model(archive, ratio, verdict):
     for run in fig5.runs(SCALE, SEEDS):

@@ -41,7 +41,13 @@ def run(tmp_path_factory):
                 *("paper-tau0.005", "paper-tau0.01", "paper-tau0.02", "strong-tau0.03"),
             ],
         ),
-        ("resnet110", ["plain", "plain-strong", "tau0.001", "tau0.005", "tau0.01", "sact-tau0.005"]),
+        (
+            "resnet110",
+            [
+                *("plain", "plain-strong", "tau0.001", "tau0.005", "tau0.01", "sact-tau0.005"),
+                *("strong-tau0.002", "strong-tau0.006"),
+            ],
+        ),
     ],
 )
 def test_the_zoo_has_plain_networks_several_prices_and_sact(network, names):

@@ -45,7 +45,7 @@ ADAPTIVE: dict[str, Any] = {"marker": "s"}
 PLAIN: dict[str, Any] = {"marker": "*", "markersize": 9, "linestyle": ""}
 OTHER: dict[str, Any] = {"marker": "o", "markerfacecolor": "none", "linestyle": "", "color": GREY}
 
-WAYS = {32: [Way(TAUGHT, (0.12, 0.06, 0.03))], 110: [Way({}, (0.01, 0.006))]}
+WAYS = {32: [Way(TAUGHT, (0.12, 0.06, 0.03))], 110: [Way({}, (0.01, 0.006, 0.002))]}
 
 
 def runs(scale: Scale, seeds: list[int]) -> list[Run]:
