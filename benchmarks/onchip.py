@@ -103,8 +103,7 @@ def never_halting(model: ResNet) -> ResNet:
 def rows_of(
     name: str, data: Images, batches: list[int], precisions: list[str], dense: DenseSpeeds
 ) -> Iterator[dict[str, Any]]:
-    network = find_network(name)
-    model = network.model.eval().cuda()
+    model = find_network(name).model.eval().cuda()
     with use_mode(model, "thresholded", details=False):
         accuracy, flops, steps = on_test_images(model, data, torch.float32)
         share = flops / max_flops(plain_net(model.config), (1, 3, 32, 32))
@@ -116,8 +115,7 @@ def rows_of(
                     images = as_input(data.images).to(dtype)[:batch]
                     images = images if len(images) == batch else images[:1024].repeat(batch // 1024, 1, 1, 1)
                     fast = deploy(own, images, engines=["onchip", "dense"])
-                    row: dict[str, Any] = {"network": f"ResNet-{model.config.layers}"}
-                    row |= {"masks": network.recipe, "precision": precision}
+                    row: dict[str, Any] = {"network": Path(name).name, "precision": precision}
                     row |= {"batch": batch, "flops": round(share, 3)}
                     row |= {"engine": fast.report.measurements[-1].engine} | dense(model, images.bfloat16())
                     speed = 1e6 * batch / called(partial(fast, images))

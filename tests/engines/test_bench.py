@@ -10,7 +10,7 @@ import torchpact as tp
 from torchpact.bench.blobs import block_with_blobs, with_blobs
 from torchpact.bench.bottleneck import bottleneck_flops, bottlenecks_with_blobs
 from torchpact.bench.dense import dense_alternatives
-from torchpact.bench.rows import BottleneckBench, NetworkBench, Setting
+from torchpact.bench.rows import BottleneckBench, NetworkBench, Setting, _runners
 from torchpact.cli import app
 from torchpact.engines.timing import in_turns
 from torchpact.flops import max_flops
@@ -51,12 +51,13 @@ def test_rows_as_json(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--block", "64"], "expected a block as channels x size, such as 64x56; got '64'"),
+        (["--block", "64"], "expected a block as channels x size, such as 64x56, or none; got '64'"),
         (["--block", "0x8"], "got '0x8'"),
         (
             ["--network", "resnet51"],
             "expected networks among resnet32, resnet110, resnet50 and none; got 'resnet51'",
         ),
+        (["--block", "none", "--network", "none"], "expected a block, a network or a model to measure"),
         (["--active", "1.5"], r"expected active in \(0, 1\], got 1.5"),
         (["--batch", "0"], "expected batch to be an integer of at least 1, got 0"),
         (["--precision", "fp8"], "expected a precision of fp32, bf16, fp16; got 'fp8'"),
@@ -65,6 +66,21 @@ def test_rows_as_json(tmp_path):
 def test_what_cannot_be_is_refused(arguments, message):
     with pytest.raises(ValueError, match=message):
         CliRunner().invoke(app, ["bench", *arguments], catch_exceptions=False)
+
+
+def test_of_a_network_alone_no_block_is_measured(tmp_path, monkeypatch):
+    def measure(setting, blocks, networks, *_):
+        assert (blocks, networks) == ([], [5])
+        return []
+
+    monkeypatch.setattr("torchpact.commands.bench._measure", measure)
+    assert run("--block", "none", "--network", "resnet32", "-o", str(tmp_path)).exit_code == 0
+
+
+def test_blocks_are_compiled_where_dense_ones_are():
+    block, _ = block_with_blobs(16, 4, 1, 0.5)
+    assert "compiled" not in _runners(block, "cpu")
+    assert "compiled" in _runners(block, "cpu", compiling=True)
 
 
 def test_a_network_is_measured_with_its_memory():

@@ -15,7 +15,7 @@ from torchpact.bench.dense import FoldedNet, dense_alternatives, plain_net
 from torchpact.bench.memory import peak_memory
 from torchpact.block import use_mode
 from torchpact.engines import ENGINES, Deployed, FoldedBlock, Runner, Unsupported, deploy
-from torchpact.engines.deployment import default_engines
+from torchpact.engines.deployment import ON_REQUEST, default_engines
 from torchpact.engines.graphs import Graphed, repeatable
 from torchpact.engines.timing import in_turns, interleaved
 from torchpact.flops import _block_flops, count_flops, flops_from_ponders, max_flops
@@ -56,7 +56,10 @@ class BlockBench:
         """Measure at a share of active pixels."""
         channels, size, batch = self.shape
         block, u = self._make(active)
-        engines = {name: repeatable(run, u) for name, run in _runners(block, u.device.type).items()}
+        engines = {
+            name: repeatable(run, u)
+            for name, run in _runners(block, u.device.type, self.setting.compiling).items()
+        }
         seconds = interleaved(engines, seconds=self.setting.seconds / 4)
         best = min(engines, key=seconds.__getitem__)
         calls = {**self.dense, "deployed": engines[best]}
@@ -155,7 +158,7 @@ class BottleneckBench:
         chosen: dict[int, tuple[str, Runner]] = {}
         flops, ran = self.flops, []
         for index, block in enumerate(net.blocks):
-            runners = _runners(block, u.device.type)
+            runners = _runners(block, u.device.type)  # compiling four blocks would take minutes
             calls = {name: repeatable(run, u) for name, run in runners.items()}
             seconds = interleaved(calls, seconds=self.setting.seconds / 8)
             best = min(calls, key=seconds.__getitem__)
@@ -181,10 +184,10 @@ class BottleneckBench:
         return row | _speeds(times, [*self.dense], self.flops / flops, self.batch)
 
 
-def _runners(block: nn.Module, device: str) -> dict[str, Runner]:
-    """Return what can run a block, by engine."""
+def _runners(block: nn.Module, device: str, compiling: bool = False) -> dict[str, Runner]:
+    """Return what can run a block, by engine, and if ``compiling`` those that take long to build, too."""
     found: dict[str, Runner] = {}
-    for name in default_engines(ENGINES, device):
+    for name in [*default_engines(ENGINES, device), *(ON_REQUEST if compiling else ())]:
         try:
             found[name] = ENGINES[name](FoldedBlock(block))
         except Unsupported:

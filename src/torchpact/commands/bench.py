@@ -48,7 +48,8 @@ PLANS = {
 
 def bench(
     block: Annotated[
-        list[str] | None, typer.Option(help="Blocks of channels x size of the maps, such as 64x56; repeated.")
+        list[str] | None,
+        typer.Option(help="Blocks of channels x size of the maps, such as 64x56, or none; repeated."),
     ] = None,
     network: Annotated[
         list[str] | None,
@@ -87,8 +88,10 @@ def bench(
     shares = [check_number("active", share, 0, 1, open_low=True) for share in active or []]
     shares = shares or (QUICK_SHARES if quick else SHARES)
     batches = [check_count("batch", size) for size in batch or plan["batch"]]
-    blocks = [_block(name) for name in (plan["block"] if block is None and not model else block or [])]
+    blocks = _blocks(plan["block"] if block is None and not model else block or [])
     networks = _networks(plan["network"] if network is None and not model else network or [])
+    if not (blocks or networks or model):
+        raise ValueError("expected a block, a network or a model to measure, got none of them")
     check_folder(output)
     trained = [(name, find_network(name)) for name in model or []]
     precision = precision or ("bf16" if place.type == "cuda" else "fp32")
@@ -158,10 +161,14 @@ def _measure(
             yield of(model.config, images).row(f"trained, {network.recipe}", model, images, mode=mode)
 
 
+def _blocks(names: Sequence[str]) -> list[tuple[int, int]]:
+    return [_block(name) for name in names if name != "none"]
+
+
 def _block(name: str) -> tuple[int, int]:
-    found = re.fullmatch(r"(\d+)[x×](\d+)", name)
-    if found is None or not all(map(int, found.groups())):
-        raise ValueError(f"expected a block as channels x size, such as 64x56; got {name!r}")
+    found = re.fullmatch(r"([1-9]\d*)[x×]([1-9]\d*)", name)
+    if found is None:
+        raise ValueError(f"expected a block as channels x size, such as 64x56, or none; got {name!r}")
     return int(found[1]), int(found[2])
 
 

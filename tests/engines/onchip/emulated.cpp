@@ -10,9 +10,6 @@ extern "C" void count(long long* loads, long long* waves, long long* products) {
     emulator::loads = emulator::waves = emulator::products = 0;
 }
 
-// Products of the warps of even and of odd CTAs, ever since.
-extern "C" const long long* products_of() { return emulator::products_of[0]; }
-
 extern "C" const char* emulate(const Args* args, int ctas, int reverse) {
     const std::unique_ptr<char[]> stacks(new char[(size_t)emulator::THREADS * emulator::STACK]);  // of which little is touched
     arguments = args;

@@ -83,13 +83,6 @@ def counted(plan):
     return [count.value for count in counts]
 
 
-def products_of_warps(plan, watched):
-    """Return how many products warps have made, of even and of odd CTAs."""
-    products = library(plan, watched).products_of
-    products.restype = ctypes.POINTER(ctypes.c_longlong)
-    return [[products()[first + i] for i in range(plan.warps)] for first in (0, plan.warps)]
-
-
 def emulated(plan, reverse=False, watched=False):
     """Return a kernel as the engine calls it."""
     compiling(plan, watched)

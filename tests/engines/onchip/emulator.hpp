@@ -49,7 +49,6 @@ static jmp_buf scheduler;
 static char fault[200];
 static void (*body)();
 static long long loads, waves, products;  // of ldmatrix: times eight rows, and cycles of shared memory that took; of mma
-static long long products_of[2][WARPS];  // the warps of even and of odd CTAs
 }  // namespace emulator
 
 static emulator::Index threadIdx, blockIdx;
@@ -153,7 +152,6 @@ inline void meet() {
     emulator::arrive(emulator::meeting, emulator::THREADS);
 }
 inline int rank() { return emulator::cta; }
-inline int warp_slot() { return blockIdx.x * WARPS + threadIdx.x / 32; }  // those of one multiprocessor
 template <class Do> void put_by(int rank, int byte, int bytes, bool atomic, Do change) {
     emulator::touch_in(rank, byte, bytes, atomic);
     bool there = false;
@@ -228,6 +226,7 @@ inline unsigned __ballot_sync(unsigned, bool v) {
     for (int d = 1; d < 32; d *= 2) all |= __shfl_xor_sync(~0u, all, d);
     return all;
 }
+inline int __ffs(unsigned v) { return __builtin_ffs(v); }
 inline int __popc(unsigned v) { return __builtin_popcount(v); }
 
 inline float to_float(unsigned short bits) {
@@ -291,7 +290,6 @@ inline void multiply(float (&c)[4], const unsigned (&a)[4], unsigned b0, unsigne
     emulator::together(5, &mine, [](void** lanes) {
         using Lane = decltype(mine);
         ++emulator::products;
-        ++emulator::products_of[blockIdx.x % 2][threadIdx.x / 32];
         float left[16][16], right[16][8];
         for (int i = 0; i < 32; ++i) {
             const Lane& lane = *static_cast<Lane*>(lanes[i]);

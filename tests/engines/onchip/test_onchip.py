@@ -13,7 +13,6 @@ from tests.engines.onchip.emulation import (
     engine,
     needs_compiler,
     plans,
-    products_of_warps,
     reference,
     shared_by,
     take,
@@ -78,26 +77,6 @@ def test_does_not_depend_on_the_order_of_warps_nor_on_the_layout_of_images():
     for ponder, other in zip(ponders, others, strict=True):
         assert torch.equal(ponder.probs, other.probs)
         assert torch.equal(ponder.steps, other.steps)
-
-
-@needs_compiler
-def test_warps_the_other_way_round_give_the_same_bits():
-    """Every second CTA takes its warps so; one has an image in the first block, two in the others."""
-    model = tame(lively(5, units=4)).half()
-    images = torch.randn(1, 3, 32, 32).half().expand(4, -1, -1, -1)
-    fast = engine(model, watched=True, reverse=True)
-    made = [plan for plan, _ in fast.prepare(32, 32, 4)]
-    before = [torch.tensor(products_of_warps(plan, True)) for plan in made]
-    logits, ponders = fast(images)
-    assert torch.equal(logits[:2], logits[2:])
-    assert torch.equal(ponders[0].probs[:, :1], ponders[0].probs[:, 1:2])
-    for plan, earlier in zip(made, before, strict=True):
-        even, odd = (torch.tensor(products_of_warps(plan, True)) - earlier).tolist()
-        assert odd == even[::-1] != even
-    for ponder in ponders:
-        assert ponder.steps.unique().numel() > 1
-        assert torch.equal(ponder.steps[:2], ponder.steps[2:])
-        assert torch.equal(ponder.probs[:, :2], ponder.probs[:, 2:])
 
 
 HELD = {"n_tiles": 2, "hold": True, "tall": 2, "m_tiles": 1}

@@ -244,12 +244,12 @@ def test_on_a_gpu(batch):
     expected, references = reference(model.cpu(), images.cpu())
     again, _ = fast(images)
     assert torch.equal(logits, again)
-    for ponder, wanted in zip(ponders, references, strict=True):
-        if batch:
-            assert (ponder.steps.cpu() == wanted.steps).double().mean() > 0.999
     assert logits.shape == (batch, 10)
     if batch:
         assert relative(logits.cpu(), expected) < 1e-2
+        same = [(a.steps.cpu() == b.steps).double() for a, b in zip(ponders, references, strict=True)]
+        assert torch.cat([each.flatten() for each in same]).mean() > 0.999
+        assert all(each.mean() > 0.99 for each in same)  # of few pixels, one may be near the bound
 
 
 @pytest.mark.gpu

@@ -248,7 +248,7 @@ template <bool FIRST, bool ENTRY> struct Convolution {
 template <bool FIRST, bool ENTRY, int M>
 DEVICE void convolve_by(const Weights<Source<FIRST, ENTRY>>& weights, const Rows& rows, HeadOf<FIRST>& head) {
     constexpr int TEAM = WARPS / GROUPS, T = ENTRY ? 1 : TALL;
-    const int own = place_of_warp() / GROUPS, tiles = (rows.count + 15) / 16, left = tiles % TEAM;
+    const int own = anew(threadIdx.x) / 32 / GROUPS, tiles = (rows.count + 15) / 16, left = tiles % TEAM;
     Convolution<FIRST, ENTRY> part(weights, rows, head);
     const bool split = T == 2 && M == 1 && 2 * left <= TEAM;  // of tiles left over, a warp makes but a row
     for (int tile = own * M; tile < (split ? tiles - left : tiles); tile += TEAM * M) part.template make<M, T>(tile, 0);

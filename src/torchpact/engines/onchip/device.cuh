@@ -31,13 +31,6 @@ DEVICE uint4 fetch(const uint4* from) {
     return v;
 }
 
-// Where the warp lies in the multiprocessor, whose four parts have every fourth.
-DEVICE int warp_slot() {
-    int slot;
-    asm volatile("mov.u32 %0, %%warpid;" : "=r"(slot));
-    return slot;
-}
-
 // 16 bytes into shared memory, not through registers; there after `copied` and a barrier.
 DEVICE void copy(int to, const void* from) {
     unsigned address = (unsigned)__cvta_generic_to_shared(memory) + to;

@@ -83,7 +83,7 @@ struct Head {
         constexpr int TEAM = WARPS / GROUPS;
         const unsigned thread = anew(threadIdx.x), lane = thread % 32, group = thread / 32 % GROUPS;
         if (!asked) return;
-        for (int tile = TEAM - 1 - place_of_warp() / GROUPS; tile * 16 < rows.count; tile += TEAM) {
+        for (int tile = TEAM - 1 - thread / 32 / GROUPS; tile * 16 < rows.count; tile += TEAM) {
             const int own = tile * 16 + (int)lane % 16, pixel = rows[own].pixel();
             float c[2][4];
 #pragma unroll
@@ -102,7 +102,8 @@ struct Head {
     // The mean's part of the warp: of active pixels, and of those of its image whose sums it keeps.
     DEVICE void store() {
         if (!asked) return;
-        const int warp = place_of_warp(), lane = anew(threadIdx.x) % 32;
+        const unsigned thread = anew(threadIdx.x);
+        const int warp = thread / 32, lane = thread % 32;
         float kept = 0;
 #pragma unroll
         for (int pair = lane; pair < CHANNELS / 2; pair += 32) {

@@ -38,9 +38,6 @@ constexpr int SLOTS = (IMAGES * (HEIGHT + 1) + 1) * PITCH + 1;
 constexpr int CHUNKS = CHANNELS / 8;
 constexpr int GROUPS = CHUNKS / N_TILES;   // of outputs; a warp computes those of one
 constexpr int FRAGMENTS = CHANNELS / 16 * 32;  // uint4 that a k16 step of a convolution has
-// Where tiles are few, the first warps have them; of CTAs that share a multiprocessor every second one takes its warps the other
-// way round, so that those with work lie in different parts of it. (Not timed yet.)
-constexpr bool TURNS = CTAS > 1 && CLUSTER == 1 && GROUPS == 1;
 
 DEVICE constexpr int up(int bytes) { return (bytes + 15) / 16 * 16; }
 DEVICE constexpr int larger(int a, int b) { return a > b ? a : b; }
@@ -82,9 +79,7 @@ constexpr int STEPS = LIST_WITHIN ? U_END : LIST + up(PIXELS / TALL * 2);
 constexpr int LOGITS = STEPS + up(PIXELS);                // what heads have added up, see Head
 constexpr int SUMS = LOGITS + (ADAPTIVE ? up(4 * LOGIT_COUNT) : 0);  // a warp's sums of u where pixels of its image have halted
 constexpr int DOTS = SUMS + up(WARPS * CHANNELS * 4);    // each warp's sums of products with the weights of the mean
-// Lines of the parts of the list; then after which unit someone has halted, or where nobody else has to know, whether the CTA
-// takes its warps the other way round (once there is a list).
-constexpr int COUNTS = DOTS + up(IMAGES * ALL_WARPS * 4);
+constexpr int COUNTS = DOTS + up(IMAGES * ALL_WARPS * 4); // lines of the parts of the list; then after which unit someone has halted
 constexpr int NORMS = COUNTS + 16;                        // scale and shift before a unit, whose input is made with them
 constexpr int SECOND_NORM = NORMS + 8 * CHANNELS;         // those before its second convolution
 constexpr int POOLS = SECOND_NORM + 8 * CHANNELS;
@@ -101,12 +96,6 @@ static_assert(CLUSTER == 1 || (IMAGES == 1 && HEIGHT <= 32 && HEIGHT % (CLUSTER 
 template <class T> DEVICE T& at(int byte) { return *reinterpret_cast<T*>(memory + byte); }
 template <class T> DEVICE T* array(int byte) { return reinterpret_cast<T*>(memory + byte); }
 #endif
-
-// The warp's number, as work is shared out.
-DEVICE int place_of_warp() {
-    const int warp = anew(threadIdx.x) / 32;
-    return TURNS && at<int>(COUNTS + 12) ? WARPS - 1 - warp : warp;
-}
 
 DEVICE int image_of(int pixel) { return IMAGES == 1 ? 0 : pixel / PLANE; }
 DEVICE int slot_of(int pixel) { return pixel + pixel / WIDTH + (image_of(pixel) + 1) * PITCH + 1; }

@@ -134,12 +134,21 @@ struct Lists {
         }
         if (CLUSTER == 1) none = counts[0] == 0;
     }
+    // Every n-th line, of n warps of the part.
+    static constexpr DEVICE unsigned every(int n) {
+        unsigned bits = 0;
+        for (int bit = 0; bit < 32; bit += n * TALL) bits |= 1u << bit;
+        return bits;
+    }
+    DEVICE unsigned own_lines() const {
+        constexpr int LEAST = WARPS / PARTS;
+        return (part < WARPS % PARTS ? every(LEAST + 1) : every(LEAST)) << warp / PARTS * TALL;
+    }
     DEVICE void write() {
         const int lane = threadIdx.x % 32;
         const int count = part == 0 ? counts[0] : part == 1 ? counts[1] : counts[2];
         if (threadIdx.x < PARTS)
             at<int>(COUNTS + 4 * threadIdx.x) = threadIdx.x == 0 ? counts[0] : threadIdx.x == 1 ? counts[1] : counts[2];
-        if (TURNS && threadIdx.x == PARTS) at<int>(COUNTS + 12) = warp_slot() / WARPS % 2;
         if (count == 0) return;
         int pixels = 0;
         transpose(mine);
@@ -150,11 +159,11 @@ struct Lists {
 #pragma unroll
         for (int b = 0; b < BLOCKS; ++b) {
             const unsigned lines = of_lines(mine[b]);
-            const int team = (WARPS - 1 - part) / PARTS + 1, end = ROWS - 32 * b < 32 ? ROWS - 32 * b : 32;
-            const int start = CLUSTER == 1 ? 0 : rank() * BAND;
-            for (int bit = start + warp / PARTS * TALL; bit < (CLUSTER == 1 ? end : start + BAND); bit += team * TALL) {
-                const bool there = lines >> bit & 1;
-                const int to = turns.place(ahead + __popc(lines & ((1u << bit) - 1)), there), line = (32 * b + bit) / TALL;
+            // those of the warp, as many rounds as the lane with most has
+            for (unsigned left = lines & own_lines(); __any_sync(~0u, left != 0); left &= left - 1) {
+                const bool there = left != 0;
+                const int bit = there ? __ffs(left) - 1 : 0, line = (32 * b + bit) / TALL;
+                const int to = turns.place(ahead + __popc(lines & ((1u << bit) - 1)), there);
                 const int pixel = line * TALL * WIDTH + ((lane - turn_of(line)) & 31);
                 const unsigned rows = part == 0 ? mine[b] >> bit & ((1 << TALL) - 1) : 0;
                 if (there) array<unsigned short>(LIST)[to] = pixel | rows << (16 - TALL);
@@ -205,9 +214,9 @@ DEVICE void add_halted() {
 template <int T, bool GIVEN> DEVICE void refresh(const Rows& rows) {
     const unsigned thread = anew(threadIdx.x);
     const int chunk = thread % CHUNKS;
+    const int start = (THREADS - 1 - thread) / CHUNKS;  // the last ones have least to do else
+    if (start >= rows.count) return;
     const Norm norm(array<float>(NORMS), CHANNELS, chunk);
-    const int warp = GIVEN ? place_of_warp() : thread / 32;
-    const int start = (THREADS - 1 - (32 * warp + thread % 32)) / CHUNKS;  // the last ones have least to do else
     for (int i = start; i < rows.count; i += THREADS / CHUNKS) {
         const Entry entry = rows[i];
 #pragma unroll
