@@ -1,4 +1,4 @@
-"""Tables in the documentation, made from results: python docs/tables.py writes them, --check only compares.
+"""Numbers in the documentation, made from results: python docs/tables.py writes them, --check only compares.
 
 A table stands between `<!-- table: NAME ARGUMENTS -->` and `<!-- end -->` in a Markdown file. Names:
 
@@ -10,8 +10,10 @@ A table stands between `<!-- table: NAME ARGUMENTS -->` and `<!-- end -->` in a 
     zoo                the pretrained networks, as their cards have them
     csv FILE COLUMNS   a CSV file, such as benchmarks leave; some of its columns, if named
 
+In sentences they stand between `<!--= WHAT -->` and `<!--/-->`: spans.py says what can be asked for.
+
 Figures of the reproduction that pages show are copied to docs/images, those of scale paper to images/paper;
-tables of claims and of all runs lie beside the results, too.
+tables of claims and of all runs lie beside the results, too. Pages named on the command line are done alone.
 """
 
 import argparse
@@ -20,15 +22,17 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
+import spans
+
 from torchpact._files import write_whole
-from torchpact.experiments import EXPERIMENTS, SCALES, Archive, claims, rnn_tables, summary
+from torchpact.experiments import EXPERIMENTS, SCALES, claims, rnn_tables, summary
 from torchpact.experiments.rnn_figures import Point
 from torchpact.experiments.rnn_runs import SequenceRun
 from torchpact.models import zoo
 from torchpact.training import TrainConfig
 from torchpact.training.titles import title
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = spans.ROOT
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 FIGURE = re.compile(rf"images/((?:paper/)?)((?:{'|'.join(EXPERIMENTS)})[\w-]*\.png)")
 REGION = re.compile(r"(<!-- table: (?P<what>[^>]*?) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -44,11 +48,11 @@ def claims_table(arguments: str) -> str:
 
 
 def _findings(scale: str) -> list[claims.Finding]:
-    return claims.findings(_archive(scale), SCALES[scale], list(range(SCALES[scale].seeds)))
+    return claims.findings(spans.archive(scale), SCALES[scale], list(range(SCALES[scale].seeds)))
 
 
 def summary_table(scale: str) -> str:
-    return summary.markdown(summary.rows(_archive(scale)))
+    return summary.markdown(summary.rows(spans.archive(scale)))
 
 
 def sequence_table(arguments: str) -> str:
@@ -63,7 +67,7 @@ def beyond_table(arguments: str) -> str:
 def _points(scale: str, name: str) -> list[Point]:
     chosen, experiment = SCALES[scale], EXPERIMENTS[name]
     runs = [run for run in experiment.runs(chosen, experiment.seeds(chosen)) if isinstance(run, SequenceRun)]
-    return rnn_tables.points(runs, _archive(scale))
+    return rnn_tables.points(runs, spans.archive(scale))
 
 
 def zoo_table(arguments: str) -> str:
@@ -109,14 +113,10 @@ def filled(text: str) -> str:
     def table(match: re.Match[str]) -> str:
         name, _, argument = match["what"].partition(" ")
         if name not in TABLES:
-            raise SystemExit(f"expected a table among {', '.join(TABLES)}; got {name!r}")
+            raise ValueError(f"expected a table among {', '.join(TABLES)}; got {name!r}")
         return f"{match[1]}\n{TABLES[name](argument)}\n{match[3]}"
 
     return REGION.sub(table, text)
-
-
-def _archive(scale: str) -> Archive:
-    return Archive(ROOT / "results" / scale, ROOT / "runs" / scale)
 
 
 def _figures(scale: str) -> Path:
@@ -128,24 +128,47 @@ def _shown(cell: str) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="tables in the documentation")
+    parser = argparse.ArgumentParser(description="tables and numbers in the documentation")
     parser.add_argument("--check", action="store_true", help="only say whether they are as they should be")
-    check = parser.parse_args().check
-    wanted = {page: filled(page.read_text()).encode() for page in PAGES}
-    for folder, name in FIGURE.findall("".join(text.decode() for text in wanted.values())):
-        wanted[ROOT / "docs" / "images" / folder / name] = (_figures(folder or "fast") / name).read_bytes()
-    for scale in ("fast", "paper"):
-        tables = summary.files(summary.rows(_archive(scale))) | claims.files(_findings(scale))
-        wanted |= {_figures(scale) / name: text.encode() for name, text in tables.items()}
+    parser.add_argument(
+        "pages", nargs="*", type=Path, help="Markdown files to look at, instead of all there is"
+    )
+    arguments = parser.parse_args()
+    wanted, wrong = {}, []
+    for page in arguments.pages or PAGES:
+        try:
+            text, found = spans.filled(page.read_text())
+            wanted[page] = filled(text).encode()
+        except ValueError as error:
+            raise SystemExit(f"{_name(page)}: {error}") from None
+        wrong += [f"{_name(page)}: {line}" for line in found]
+    if not arguments.pages:
+        wanted |= _others("".join(text.decode() for text in wanted.values()))
+    if arguments.check and wrong:
+        raise SystemExit("\n".join([*wrong, "run python docs/tables.py"]))
     for path, content in wanted.items():
         if path.exists() and path.read_bytes() == content:
             continue
-        shown = path.relative_to(ROOT)
-        if check:
-            raise SystemExit(f"{shown}: expected what the results give; run python docs/tables.py")
+        if arguments.check:
+            raise SystemExit(f"{_name(path)}: expected what the results give; run python docs/tables.py")
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, content)
-        print(shown)
+        print(_name(path))
+
+
+def _others(pages: str) -> dict[Path, bytes]:
+    """Files that are no pages: figures that pages show, and tables beside the results."""
+    wanted = {}
+    for folder, name in FIGURE.findall(pages):
+        wanted[ROOT / "docs" / "images" / folder / name] = (_figures(folder or "fast") / name).read_bytes()
+    for scale in ("fast", "paper"):
+        tables = summary.files(summary.rows(spans.archive(scale))) | claims.files(_findings(scale))
+        wanted |= {_figures(scale) / name: text.encode() for name, text in tables.items()}
+    return wanted
+
+
+def _name(path: Path) -> Path:
+    return path.relative_to(ROOT) if path.is_relative_to(ROOT) else path
 
 
 if __name__ == "__main__":
