@@ -1,6 +1,7 @@
 """Fig. 6 from weights of runs that were made up."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -53,3 +54,14 @@ def test_it_says_whose_weights_are_missing(archive, tmp_path):
     with pytest.raises(ValueError, match=f"^expected the weights of {psact.name} in .*, got none$"):
         fig6.draw(archive, SMOKE, [0], tmp_path / "figures")
     assert not (tmp_path / "figures").exists()
+
+
+def test_the_zoo_has_its_networks(archive):
+    """So that it can be drawn without training anything."""
+    runs = fig6.runs(SCALES["fast"], [0])
+    found = [archive.pretrained(run) for run in runs]
+    assert [path.stem for path in found if path] == ["resnet110-sact-tau0.005", "resnet110-tau0.005"]
+    finish(archive, runs[0])
+    assert archive.pretrained(runs[0]) == archive.files(runs[0]).last
+    other = replace(runs[1], config=replace(runs[1].config, seed=7))
+    assert archive.pretrained(other) is None

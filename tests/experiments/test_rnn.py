@@ -50,7 +50,7 @@ def test_every_run_has_a_name_of_its_own(scale):
 def test_smoke_is_made_from_nothing_and_then_found_again(archive, tmp_path):
     runs = [run for name in NAMES for run in EXPERIMENTS[name].runs(SMOKE, [0])]
     texts = Texts(load_sample_text("train"), load_sample_text("valid"))
-    assert make(runs, archive, texts=texts) == []
+    assert make([runs], archive, texts=texts) == []
     assert missing(runs, archive) == []
     record = archive.record(runs[0])
     assert record is not None
@@ -71,7 +71,7 @@ def test_text_without_a_text_is_told_and_the_rest_is_made(archive):
         sequence_run("smoke", "enwik8", "plain", 0),
         sequence_run("smoke", "parity", "plain", 0),
     ]
-    (problem,) = make(runs, archive)
+    (problem,) = make([runs], archive)
     assert problem == "enwik8-plain-seed0: expected a text to learn enwik8 from, got none"
     assert archive.record(runs[1]) is not None
 

@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 
 from tests.training import small
-from torchpact.experiments import EXPERIMENTS, SCALES, Archive, Run, make, missing, sweep
+from torchpact.experiments import EXPERIMENTS, FIRST, SCALES, Archive, Run, make, missing, sweep
 from torchpact.experiments.archive import _UNIMPORTANT
-from torchpact.experiments.runs import with_needed
+from torchpact.experiments.runs import batches, with_needed
 from torchpact.training import Learner, TrainingError, train_together
 from torchpact.training.stopping import Stopped
 
@@ -45,15 +45,41 @@ def nothing(trainers):
 def test_every_run_is_made_once(archive, data):
     runs = family()
     assert missing(runs, archive) == runs
-    assert make(runs, archive, *data) == []
+    assert make([runs], archive, *data) == []
     assert missing(runs, archive) == []
     assert {path.name for path in archive.results.iterdir()} == {run.name for run in runs}
-    assert make(runs, archive, *data, train_all=nothing) == []
+    assert make([runs], archive, *data, train_all=nothing) == []
+
+
+def test_groups_are_made_one_after_the_other(archive, data):
+    first, second = family(1), family(0)
+    looked = replace(first[1], config=replace(first[1].config, validate_every=1))
+    trained: list[list[str]] = []
+
+    def train_all(trainers):
+        trained.append([trainer.files.folder.name for trainer in trainers])
+        train_together(trainers)
+
+    assert make([first, [*second, looked]], archive, *data, train_all=train_all) == []
+    assert trained == [[run.name] for run in (*first, *second)]
+    looks = [event for event in archive.history(first[1]) if event["kind"] == "validate"]
+    assert len(looks) == 4  # as the second group wants it
+
+
+def test_kinds_stay_together_in_the_order_in_which_they_come():
+    runs = [Run(small.config(method, seed=seed)) for seed in (0, 1) for method in ("relaxed", "act")]
+    (part,) = batches(runs, 8)
+    assert [run.config.method for run in part] == ["relaxed", "relaxed", "act", "act"]
+
+
+def test_what_says_most_is_trained_first():
+    assert FIRST[0] == "fig5"
+    assert set(FIRST) <= set(EXPERIMENTS)
 
 
 def test_only_the_run_that_is_gone_is_made_again(archive, data):
     runs = family()
-    make(runs, archive, *data)
+    make([runs], archive, *data)
     first = results(runs[1], archive)
     for folder in (archive.results, archive.work):
         shutil.rmtree(folder / runs[1].name)
@@ -63,7 +89,7 @@ def test_only_the_run_that_is_gone_is_made_again(archive, data):
         trained.extend(trainer.files.folder.name for trainer in trainers)
         train_together(trainers)
 
-    make(runs, archive, *data, train_all=train_all)
+    make([runs], archive, *data, train_all=train_all)
     assert trained == [runs[1].name]
     assert results(runs[1], archive) == first
 
@@ -84,7 +110,7 @@ def test_who_is_taught_comes_after_who_teaches(archive, data):
         trained.append([trainer.files.folder.name for trainer in trainers])
         train_together(trainers)
 
-    assert make(runs[2:], archive, *data, train_all=train_all) == []
+    assert make([runs[2:]], archive, *data, train_all=train_all) == []
     assert trained == [[run.name] for run in runs]
     assert len({run.name for run in runs}) == 3
     # all that the last needs is made again, if it is, and nothing else
@@ -94,7 +120,7 @@ def test_who_is_taught_comes_after_who_teaches(archive, data):
             shutil.rmtree(folder / run.name, ignore_errors=True)
         assert [each.name for each in missing(runs[2:], archive)] == [each.name for each in again]
         trained.clear()
-        assert make(runs[2:], archive, *data, train_all=train_all) == []
+        assert make([runs[2:]], archive, *data, train_all=train_all) == []
         assert trained == [[each.name] for each in again]
 
 
@@ -106,7 +132,7 @@ def test_without_its_teacher_a_run_is_not_made(archive, data):
             raise TrainingError("loss is nan")
         train_together(trainers)
 
-    problems = make(runs, archive, *data, train_all=train_all)
+    problems = make([runs], archive, *data, train_all=train_all)
     assert problems == [
         f"{runs[0].name}: loss is nan",
         f"{runs[1].name}: has nothing to start or learn from",
@@ -124,24 +150,24 @@ def test_a_sweep_that_is_stopped_keeps_what_is_finished_and_starts_nothing(archi
         raise Stopped("stopped; all had finished", 2)
 
     with pytest.raises(Stopped):
-        make(runs, archive, *data, train_all=train_all)
+        make([runs], archive, *data, train_all=train_all)
     assert [trainer.files.folder.name for trainer in trained] == [runs[0].name]
     assert missing(runs, archive) == runs[1:]
 
 
 def test_results_that_are_gone_come_back_from_the_work_without_training(archive, data):
     runs = family()
-    make(runs, archive, *data)
+    make([runs], archive, *data)
     shutil.rmtree(archive.results)
     assert missing(runs, archive) == []
-    make(runs, archive, *data, train_all=nothing)
+    make([runs], archive, *data, train_all=nothing)
     assert archive.everything().keys() == {run.name for run in runs}
 
 
 def test_a_sweep_that_was_killed_goes_on_from_its_checkpoints(archive, data, tmp_path):
     runs = family()
     whole = Archive(tmp_path / "whole", tmp_path / "whole-work")
-    make(runs, whole, *data)
+    make([runs], whole, *data)
 
     def killed(trainers):
         for trainer in trainers:
@@ -150,7 +176,7 @@ def test_a_sweep_that_was_killed_goes_on_from_its_checkpoints(archive, data, tmp
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        make(runs, archive, *data, train_all=killed)
+        make([runs], archive, *data, train_all=killed)
     assert archive.files(runs[0]).last.is_file()
     assert archive.everything() == {}
     begun: list[int] = []
@@ -161,7 +187,7 @@ def test_a_sweep_that_was_killed_goes_on_from_its_checkpoints(archive, data, tmp
 
     # other intervals than it was begun with do not matter
     again = family(validate_every=1)
-    assert make(again, archive, *data, train_all=train_all) == []
+    assert make([again], archive, *data, train_all=train_all) == []
     assert begun == [2, 0]
     for run in runs:
         assert results(run, archive) == results(run, whole)
@@ -169,7 +195,7 @@ def test_a_sweep_that_was_killed_goes_on_from_its_checkpoints(archive, data, tmp
 
 def test_weights_that_are_gone_are_made_again_and_not_taken_half_made(archive, data):
     plain, act = family()
-    make([plain], archive, *data)
+    make([[plain]], archive, *data)
     shutil.rmtree(archive.work)
     assert missing([plain], archive) == []
     assert missing([act], archive) == [plain, act]
@@ -181,7 +207,7 @@ def test_weights_that_are_gone_are_made_again_and_not_taken_half_made(archive, d
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        make([act], archive, *data, train_all=killed)
+        make([[act]], archive, *data, train_all=killed)
     assert archive.files(plain).last.is_file()
     assert archive.weights(plain) is None
     assert missing([act], archive) == [plain, act]
@@ -197,7 +223,7 @@ def test_those_of_one_kind_are_trained_by_the_same_kernels(archive, data):
         train_together(trainers)
 
     runs = [*family(0), *family(1), Run(small.config("plain", seed=2, iterations=4, batch=8))]
-    assert make(runs, archive, *data, train_all=train) == []
+    assert make([runs], archive, *data, train_all=train) == []
     assert joined == [[True, True, False], [True, True]]
     assert all(archive.record(run) is not None for run in runs)
 
@@ -211,7 +237,7 @@ def test_one_that_fails_while_joined_is_not_finished_when_the_others_are(archive
         train_together(trainers)
 
     good, bad = family(0), family(1)
-    problems = make([*bad, *good], archive, *data, train_all=train)
+    problems = make([[*bad, *good]], archive, *data, train_all=train)
     assert f"{bad[0].name}: loss is nan at iteration 1" in problems[0]
     assert problems[1:] == [f"{bad[1].name}: has nothing to start or learn from"]
     assert {path.name for path in archive.results.iterdir()} == {run.name for run in good}
@@ -226,14 +252,14 @@ def test_what_was_trained_is_let_go_before_the_next_begins(archive, data):
         before.extend(weakref.ref(trainer.learner) for trainer in trainers)
         train_together(trainers)
 
-    assert make([*family(0), *family(1)], archive, *data, train_all=train) == []
+    assert make([[*family(0), *family(1)]], archive, *data, train_all=train) == []
     assert len(before) == 4
 
 
 @pytest.mark.parametrize("together", [1, 4])
 def test_a_run_that_fails_is_reported_and_does_not_stop_the_others(archive, data, together):
     good, bad = family(0), family(1, lr=1e30)
-    problems = make([*bad, *good], archive, *data, together=together)
+    problems = make([[*bad, *good]], archive, *data, together=together)
     assert len(problems) == 2
     assert "resnet14-plain-seed1: loss is nan" in problems[0]
     assert problems[1] == "resnet14-act-tau0.05-seed1: has nothing to start or learn from"
@@ -244,14 +270,14 @@ def test_a_run_that_cannot_start_is_reported_and_does_not_stop_the_others(archiv
     good, bad = family(0)[0], family(1)[0]
     archive.files(bad).folder.mkdir(parents=True)
     archive.files(bad).last.write_bytes(b"not a checkpoint")
-    (problem,) = make([bad, good], archive, *data)
+    (problem,) = make([[bad, good]], archive, *data)
     assert problem.startswith(f"{bad.name}: ")
     assert archive.everything().keys() == {good.name}
 
 
 def test_a_result_of_another_configuration_is_refused_in_one_line(archive, data):
     run = family()[0]
-    make([run], archive, *data)
+    make([[run]], archive, *data)
     other = Run(replace(run.config, lr=0.2))
     assert other.name == run.name
     with pytest.raises(ValueError, match=r"run.json: expected lr to be 0.2, got 0.1; move the folder away"):

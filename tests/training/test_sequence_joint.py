@@ -272,6 +272,6 @@ def test_a_sweep_on_a_gpu_is_made_in_groups(tmp_path, monkeypatch):
     texts = Texts(TEXTS.train.cuda(), TEXTS.valid.cuda())
     archive = Archive(tmp_path / "results", tmp_path / "work")
     runs = enwik8_runs(SCALES["smoke"], [0, 1])
-    assert make(runs, archive, texts=texts, device=torch.device("cuda"), together=99) == []
+    assert make([runs], archive, texts=texts, device=torch.device("cuda"), together=99) == []
     assert sorted(made) == [2, 2, 4, 4]
     assert all(archive.record(run) for run in runs)

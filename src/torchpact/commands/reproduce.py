@@ -12,7 +12,7 @@ from torchpact.commands.common import DataRoot, Device, load_data, pick_device
 from torchpact.commands.progress import TrainingProgress
 from torchpact.commands.train_sequences import load_texts
 from torchpact.data import Images
-from torchpact.experiments import EXPERIMENTS, SCALES, AnyRun, Archive, Run, Scale, make, missing
+from torchpact.experiments import EXPERIMENTS, FIRST, SCALES, AnyRun, Archive, Run, Scale, make, missing
 from torchpact.experiments.rnn_runs import SequenceRun
 from torchpact.training import TrainingError
 
@@ -21,7 +21,8 @@ def reproduce(
     what: Annotated[list[str], typer.Argument(help=f"{', '.join(EXPERIMENTS)}; or all.")],
     scale_name: Annotated[str, typer.Option("--scale", help="smoke, fast or paper.")] = "fast",
     seed: Annotated[
-        list[int] | None, typer.Option(help="Instead of the scale's; several, if given so.")
+        list[int] | None,
+        typer.Option("--seed", "--seeds", help="Instead of the scale's; several, if given so."),
     ] = None,
     only: Annotated[
         list[str] | None,
@@ -49,16 +50,17 @@ def reproduce(
     """
     if scale_name not in SCALES:
         raise ValueError(f"expected a scale among {', '.join(SCALES)}; got {scale_name!r}")
-    names = list(EXPERIMENTS) if "all" in what else what
+    names = [*dict.fromkeys([*FIRST, *EXPERIMENTS])] if "all" in what else what
     for name in names:
         if name not in EXPERIMENTS:
             raise ValueError(f"expected experiments among {', '.join(EXPERIMENTS)}, or all; got {name!r}")
     scale = SCALES[scale_name]
     archive = Archive(results / scale.name, work / scale.name)
     seeds = {name: seed or EXPERIMENTS[name].seeds(scale) for name in names}
-    runs = [run for name in names for run in EXPERIMENTS[name].runs(scale, seeds[name])]
+    groups = [[*EXPERIMENTS[name].runs(scale, seeds[name])] for name in names]
     if only:
-        runs = _named(runs, only)
+        groups = _named(groups, only)
+    runs = [run for group in groups for run in group]
     todo = missing(runs, archive)
     if list_only:
         undone = {run.name for run in todo}
@@ -69,7 +71,7 @@ def reproduce(
     problems: list[str] = []
     archive.recover(runs)
     if todo and not draw_only:
-        problems += _train(runs, todo, archive, scale, data, device, together)
+        problems += _train(groups, todo, archive, scale, data, device, together)
     made = False
     for name in names:
         _say_what_is_missing(name, EXPERIMENTS[name].runs(scale, seeds[name]), archive)
@@ -97,16 +99,19 @@ def _say_what_is_missing(name: str, runs: Sequence[AnyRun], archive: Archive) ->
         Console(stderr=True).print(said, highlight=False, soft_wrap=True)
 
 
-def _named(runs: Sequence[AnyRun], patterns: Sequence[str]) -> list[AnyRun]:
+def _named(groups: Sequence[Sequence[AnyRun]], patterns: Sequence[str]) -> list[list[AnyRun]]:
     """Return the runs whose names match one of the patterns, each of which has to match some."""
     for pattern in patterns:
-        if not any(fnmatchcase(run.name, pattern) for run in runs):
+        if not any(fnmatchcase(run.name, pattern) for group in groups for run in group):
             raise ValueError(f"expected --only to match a name that --list shows, got {pattern!r}")
-    return [run for run in runs if any(fnmatchcase(run.name, pattern) for pattern in patterns)]
+    return [
+        [run for run in group if any(fnmatchcase(run.name, pattern) for pattern in patterns)]
+        for group in groups
+    ]
 
 
 def _train(
-    runs: Sequence[AnyRun],
+    groups: Sequence[Sequence[AnyRun]],
     todo: Sequence[AnyRun],
     archive: Archive,
     scale: Scale,
@@ -126,6 +131,6 @@ def _train(
         texts = load_texts(root, place)
     with TrainingProgress(sum(run.config.iterations for run in todo)) as progress:
         return make(
-            runs, archive, train, test,
+            groups, archive, train, test,
             texts=texts, device=place, together=together, train_all=progress.train,
         )  # fmt: skip

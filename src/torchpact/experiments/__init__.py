@@ -63,4 +63,18 @@ EXPERIMENTS = {
     "rnn-enwik8": Experiment(enwik8.runs, enwik8.draw, least_seeds=3),
 }
 
-__all__ = ["EXPERIMENTS", "SCALES", "AnyRun", "Archive", "Experiment", "Run", "Scale", "make", "missing"]
+FIRST = ("fig5", "fig4", "fig3", "fig5-resnet110")
+"""What says most about the paper, and is trained before the rest if all is asked for."""
+
+__all__ = [
+    "EXPERIMENTS",
+    "FIRST",
+    "SCALES",
+    "AnyRun",
+    "Archive",
+    "Experiment",
+    "Run",
+    "Scale",
+    "make",
+    "missing",
+]

@@ -7,6 +7,7 @@ from typing import Any
 
 from torchpact._files import write_whole
 from torchpact.experiments.runs import AnyRun
+from torchpact.models import zoo
 from torchpact.training.learns import RunConfig
 from torchpact.training.run_files import RunFiles
 
@@ -60,6 +61,12 @@ class Archive:
         # not by the results: the run may be at work again, and its newest checkpoint not the last
         return path if _finished(self.work, run) and path.is_file() else None
 
+    def pretrained(self, run: AnyRun) -> Path | None:
+        """The same, or the weights that the zoo has of a run with this configuration."""
+        found = self.weights(run)
+        likely = (entry for entry in zoo.entries() if entry.config.get("method") == run.config.method)
+        return found or next((entry.path for entry in likely if not _differs(run, entry.config)), None)
+
     def begun(self, run: AnyRun) -> Any:
         """The configuration of a run at work, which is to go on as it was begun; None if it is not."""
         path = self.files(run).run
@@ -100,9 +107,17 @@ def _read(path: Path) -> dict[str, Any]:
 
 def _config(path: Path, run: AnyRun) -> RunConfig:
     """The configuration at ``path``, after seeing that it is that of ``run``."""
-    found = type(run.config).from_dict(_read(path)["config"])
-    given = found.to_dict()
+    values = _read(path)["config"]
+    problem = _differs(run, values)
+    if problem:
+        raise ValueError(f"{path}: {problem}; move the folder away")
+    return type(run.config).from_dict(values)
+
+
+def _differs(run: AnyRun, values: dict[str, Any]) -> str:
+    """In what a configuration is not that of a run; nothing if in nothing that matters."""
+    given = type(run.config).from_dict(values).to_dict()
     for name, one in run.config.to_dict().items():
         if name not in _UNIMPORTANT and one != given[name]:
-            raise ValueError(f"{path}: expected {name} to be {one}, got {given[name]}; move the folder away")
-    return found
+            return f"expected {name} to be {one}, got {given[name]}"
+    return ""

@@ -37,9 +37,10 @@ def draw(archive: Archive, scale: Scale, seeds: list[int], folder: Path) -> list
     """Both versions, of random test images; these are of the bundled sample, so that it takes no data set."""
     networks = []
     for run in runs(scale, seeds):
-        weights = archive.weights(run)
+        weights = archive.pretrained(run)
         if weights is None:
-            raise ValueError(f"expected the weights of {run.name} in {archive.files(run).last}, got none")
+            given = f"in {archive.files(run).last} or in the zoo"
+            raise ValueError(f"expected the weights of {run.name} {given}, got none")
         networks.append((run, load_model(weights)[0]))
     sample = load_sample("test")
     chosen = sample.random(ACROSS * max(ROWS.values()), SEED)

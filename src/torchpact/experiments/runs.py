@@ -227,7 +227,11 @@ def batches(runs: Sequence[R], together: int) -> list[list[R]]:
     parts = []
     for level in sorted({rank(run) for run in runs}):
         # those of one kind next to each other: what is compiled for one serves all
-        same = sorted((r for r in runs if rank(r) == level), key=lambda r: repr(r.kind))
+        kinds: dict[str, list[R]] = {}
+        for run in runs:
+            if rank(run) == level:
+                kinds.setdefault(repr(run.kind), []).append(run)
+        same = [run for kind in kinds.values() for run in kind]
         count = -(-len(same) // together)
         sizes = [len(same) // count + (k < len(same) % count) for k in range(count)] if count else []
         for size in sizes:

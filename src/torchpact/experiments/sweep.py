@@ -37,7 +37,7 @@ def missing(runs: Iterable[AnyRun], archive: Archive) -> list[AnyRun]:
 
 
 def make(
-    runs: Iterable[AnyRun],
+    groups: Sequence[Sequence[AnyRun]],
     archive: Archive,
     train: Images | None = None,
     test: Images | None = None,
@@ -47,15 +47,15 @@ def make(
     together: int = 10,
     train_all: Callable[[list[TrainingLoop[Any]]], None] = train_together,
 ) -> list[str]:
-    """Train all runs that are missing; return what went wrong, in lines.
+    """Train all runs that are missing, one group after the other; return what went wrong, in lines.
 
     Those on images need ``train`` and ``test``, those on text ``texts``; with neither, ``device`` says
     where. On a GPU those of one kind are trained by the same kernels, if begun together, so that what they
     draw depends on each other. What was begun goes on from its last checkpoint. A run that fails, or cannot
     start since another one has, does not keep the others from being made.
     """
-    runs = with_needed(runs)
-    archive.recover(runs)
+    everything = {run.name: run for run in with_needed(run for group in groups for run in group)}
+    archive.recover(everything.values())
     problems: list[str] = []
     place = device or (torch.device("cpu") if train is None else train.images.device)
     failed: set[str] = set()
@@ -65,10 +65,13 @@ def make(
             raise TrainingError("has nothing to start or learn from")
         return _trainer(run, archive, train, test, texts, place)
 
-    for part in batches(missing(runs, archive), together):
-        problems += _make_part(part, archive, trainer_of, train_all, joint=place.type == "cuda")
-        failed |= {run.name for run in part if archive.weights(run) is None}
-        gc.collect()  # learners refer to themselves, and what they hold of a GPU is wanted by the next
+    for group in groups:
+        # as often looked at as the group wants that does so most
+        left = [everything[run.name] for run in missing(group, archive) if run.name not in failed]
+        for part in batches(left, together):
+            problems += _make_part(part, archive, trainer_of, train_all, joint=place.type == "cuda")
+            failed |= {run.name for run in part if archive.weights(run) is None}
+            gc.collect()  # learners refer to themselves, and what they hold of a GPU is wanted by the next
     return problems
 
 
