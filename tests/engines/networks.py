@@ -3,6 +3,8 @@
 import torch
 from torch import nn
 
+import torchpact as tp
+from torchpact.bench.bottleneck import Bottleneck
 from torchpact.models import HaltingHead, ResNetConfig, build
 
 
@@ -59,3 +61,17 @@ def halt_outside(block, u, mask):
         head.conv.weight[0, 3, 1, 1] = 1
     u[:, 3] = torch.where(mask, -8.0, 8.0)
     return block, u
+
+
+@torch.no_grad()
+def bottlenecks_of(channels, height, width, batch, *, stride=1, seed=0):
+    """Return a block of three bottleneck units that stops here and there, and its input."""
+    torch.manual_seed(seed)
+    inputs = channels // 2 if stride == 2 else channels
+    steps = [Bottleneck(inputs, channels, stride), *(Bottleneck(channels, channels) for _ in range(2))]
+    heads = [HaltingHead(channels, bias=0.0) for _ in steps[1:]]
+    block = tp.AdaptiveBlock(steps, heads, mode="thresholded").eval()
+    for norm in (m for m in block.modules() if isinstance(m, nn.BatchNorm2d)):
+        norm.weight.uniform_(0.5, 1.5)
+        norm.bias.normal_(0, 0.3)
+    return block, torch.randn(batch, inputs, height * stride, width * stride)

