@@ -72,7 +72,9 @@ def _points(scale: str, name: str) -> list[Point]:
 
 def zoo_table(arguments: str) -> str:
     """Each network in the mode it is deployed in, or trained in where that is ACT."""
-    lines = [["network", "name", "mode", "test accuracy", "MFLOPs an image", "of the plain one"]]
+    lines = [
+        ["network", "name", "iterations", "mode", "test accuracy", "MFLOPs an image", "of the plain one"]
+    ]
     lines.append(["---"] * len(lines[0]))
     entries = zoo.entries()
     plain = {e.network.units: e.card["results"]["plain"]["flops"] for e in entries if not e.network.adaptive}
@@ -81,9 +83,9 @@ def zoo_table(arguments: str) -> str:
         mode = "act" if "act" in results else [*results][-1]
         m = results[mode]
         share = f"{m['flops'] / plain[entry.network.units]:.0%}" if entry.network.units in plain else ""
-        name = title(TrainConfig.from_dict(entry.config))
-        flops = f"{m['flops'] / 1e6:.1f}"
-        lines.append([name, f"`{entry.name}`", mode, f"{m['accuracy']:.2%}", flops, share])
+        config = TrainConfig.from_dict(entry.config)
+        network = [title(config), f"`{entry.name}`", f"{config.iterations:,}"]
+        lines.append([*network, mode, f"{m['accuracy']:.2%}", f"{m['flops'] / 1e6:.1f}", share])
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 

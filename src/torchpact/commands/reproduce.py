@@ -68,11 +68,11 @@ def reproduce(
             lacking = "missing" if archive.record(run) is None else "no weights"  # which others start from
             print(f"{lacking if run_name in undone else 'finished':10}  {run_name}")
         return
-    problems: list[str] = []
     archive.recover(runs)
+    problems: list[str] = []
     if todo and not draw_only:
         problems += _train(groups, todo, archive, scale, data, device, together)
-    made = False
+    made: list[Path] = []
     for name in names:
         _say_what_is_missing(name, EXPERIMENTS[name].runs(scale, seeds[name]), archive)
         try:
@@ -80,9 +80,12 @@ def reproduce(
         except ValueError as error:
             problems.append(f"{name}: {error}")
             continue
-        made |= bool(paths)
+        made += paths
         for path in paths:
             print(path)
+    finished = len({run.name for run in runs if archive.record(run) is not None})
+    said = f"{len(made)} files, from {finished} of {len({run.name for run in runs})} runs"
+    Console(stderr=True).print(said, highlight=False)
     for problem in problems[:-1]:
         Console(stderr=True).print(problem, highlight=False, soft_wrap=True)
     if problems:

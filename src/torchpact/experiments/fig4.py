@@ -51,6 +51,8 @@ def draw(archive: Archive, scale: Scale, seeds: list[int], folder: Path) -> list
     text = f"{scale.network(32)}, τ = {TAU}, {scale.length}: {over_seeds(found, wanted)}"
     numbers = {"tau": TAU, "settings": settings, **inventory(wanted, found)}
     with canvas(2, size=(9, 3.6)) as (figure, (left, right)):
+        layout: Any = figure.get_layout_engine()
+        layout.set(wspace=0.06)  # for the label between the panels
         _draw_variance(left, settings, "total")
         left.set_ylabel("log₁₀ variance of the gradient")
         _draw_ends(right, settings)

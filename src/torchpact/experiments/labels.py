@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from torchpact.viz.figures import DOTS
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
@@ -15,8 +17,8 @@ _DIRECTIONS = 16
 _DISTANCES = (5, 9, 14, 20, 28, 38)
 """In points; from the second on a line leads from the label to its point."""
 
-_MARGIN = 3
-"""Pixels to leave between a label and what is drawn."""
+_MARGIN = 2
+"""Points to leave between a label and what is drawn."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,7 @@ def write_labels(axes: "Axes", labels: Sequence[Label], size: float = 7.5) -> No
     axes.set_xlim(axes.get_xlim())
     axes.set_ylim(axes.get_ylim())
     figure: Any = axes.get_figure()
+    figure.set_dpi(DOTS)  # at which texts are drawn: they are not as wide at others
     figure.draw_without_rendering()  # settles where the axes are
     point = figure.dpi / 72
     drawn, taken = _drawn(axes, point), _legend(axes)
@@ -67,7 +70,11 @@ def write_labels(axes: "Axes", labels: Sequence[Label], size: float = 7.5) -> No
                 direction = np.array([math.cos(angle), math.sin(angle)])
                 offset = direction * (distance * point + half)
                 box = np.concatenate([center + offset - half, center + offset + half])
-                cost = rank + _cost(box, drawn, taken, frame) + 5 * _ambiguous(center, offset, alike)
+                cost = (
+                    rank
+                    + _cost(box, drawn, taken, frame, _MARGIN * point)
+                    + 5 * _ambiguous(center, offset, alike)
+                )
                 if cost < best[0]:
                     best = (cost, offset / point, rank, box)
         text.set_position((float(best[1][0]), float(best[1][1])))
@@ -75,8 +82,8 @@ def write_labels(axes: "Axes", labels: Sequence[Label], size: float = 7.5) -> No
         taken.append(best[3])
 
 
-def _cost(box: Any, drawn: Any, taken: list[Any], frame: Any) -> float:
-    inside = ((drawn > box[:2] - _MARGIN) & (drawn < box[2:] + _MARGIN)).all(1).sum()
+def _cost(box: Any, drawn: Any, taken: list[Any], frame: Any, margin: float) -> float:
+    inside = ((drawn > box[:2] - margin) & (drawn < box[2:] + margin)).all(1).sum()
     overlaps = sum(bool((box[:2] < other[2:]).all() and (other[:2] < box[2:]).all()) for other in taken)
     outside = bool((box[:2] < frame[:2]).any() or (box[2:] > frame[2:]).any())
     return float(2 * inside + 100 * overlaps + 1000 * outside)
@@ -88,7 +95,7 @@ def _ambiguous(center: Any, offset: Any, alike: Any) -> bool:
 
 
 def _drawn(axes: "Axes", point: float) -> Any:
-    """Pixels that lines, markers and error bars run through, a few apart."""
+    """Pixels that lines, markers and error bars run through, two points apart."""
     found = [np.empty((0, 2))]
     segments = [line.get_xydata() for line in axes.lines]
     for line in axes.lines:
@@ -102,7 +109,7 @@ def _drawn(axes: "Axes", point: float) -> Any:
         corners = axes.transData.transform(np.asarray(segment, dtype=float))
         found.append(corners)
         for a, b in itertools.pairwise(corners):
-            count = int(np.hypot(*(b - a)) // 3)
+            count = int(np.hypot(*(b - a)) // (2 * point))
             found.append(a + (b - a) * np.linspace(0, 1, count + 2)[1:-1, None])
     return np.concatenate(found)
 

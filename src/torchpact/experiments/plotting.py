@@ -31,7 +31,10 @@ def draw_curve(axes: "Axes", curve: Curve, **style: Any) -> None:
     if curve.sd is not None:
         low = [m - s for m, s in zip(curve.mean, curve.sd, strict=True)]
         high = [m + s for m, s in zip(curve.mean, curve.sd, strict=True)]
-        axes.fill_between(curve.iterations, low, high, color=style["color"], alpha=0.15, linewidth=0)
+        axes.fill_between(curve.iterations, low, high, color=style["color"], alpha=0.1, linewidth=0)
+        edge = {name: style[name] for name in ("color", "linestyle") if name in style}
+        for side in (low, high):  # of bands that lie upon each other, too
+            axes.plot(curve.iterations, side, alpha=0.45, linewidth=0.6, **edge)
 
 
 def draw_points(
