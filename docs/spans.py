@@ -25,12 +25,11 @@ from collections.abc import Callable
 from decimal import ROUND_HALF_UP, Decimal
 from functools import cache
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 from torchpact.experiments import EXPERIMENTS, SCALES, AnyRun, Archive
+from torchpact.experiments.evidence import early_weight, undecided
 from torchpact.experiments.gather import Spread, spread
-from torchpact.experiments.judgements import _undecided
 from torchpact.models import ResNetConfig, zoo
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -43,8 +42,8 @@ MEASURES: dict[str, Callable[[Numbers, Numbers], float]] = {  # of what a mode c
     "mflops": lambda m, run: m["flops"] / 1e6,
     "share": lambda m, run: 100 * m["flops"] / _plain_flops(run["config"]["network"]["units"]),
     "lost": lambda m, run: 100 * (m["accuracy"] - run["results"]["thresholded"]["accuracy"]),
-    "undecided": lambda m, run: 100 * _there(_undecided(ResNetConfig(**run["config"]["network"]), m)),
-    "remainder": lambda m, run: fmean(m["cost"]) - fmean(m["steps"]),
+    "undecided": lambda m, run: 100 * _there(undecided(ResNetConfig(**run["config"]["network"]), m)),
+    "remainder": lambda m, run: 1 - early_weight(ResNetConfig(**run["config"]["network"]), m),
     "steps": lambda m, run: m["steps"],
     "steps1": lambda m, run: m["steps"][0],  # of a block
     "steps2": lambda m, run: m["steps"][1],

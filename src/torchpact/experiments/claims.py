@@ -7,8 +7,9 @@ from pathlib import Path
 from torchpact._files import write_whole
 from torchpact.experiments.archive import Archive
 from torchpact.experiments.evidence import Evidence
-from torchpact.experiments.judgements import CLAIMS, Verdict
+from torchpact.experiments.judgements import CLAIMS
 from torchpact.experiments.runs import Run, Scale
+from torchpact.experiments.verdicts import Verdict
 
 
 @dataclass(frozen=True)
