@@ -52,7 +52,9 @@ def test_exact_map_solution_of_the_demo_is_the_best_of_all_fixed_choices():
     [
         (["demo", "--tau", "-1"], "expected tau in [0, inf), got -1.0"),
         (["demo", "--newton", "--tau", "-1"], "expected tau in [0, inf), got -1.0"),
-        (["zoo", "show", "vgg"], "expected a network of the zoo among resnet32-plain"),
+        (["zoo", "show", "vgg"], "expected a network of the zoo, got 'vgg' (torchpact zoo lists them)\n"),
+        (["demo", "--newton", "-o", "out"], "expected --output without --newton only"),
+        (["demo", "-o", __file__], "expected a folder for the results, got a file"),
         (
             ["zoo", "add", "nowhere", "--name", "a", "--data", "sample"],
             "nowhere: expected the folder of a run",
@@ -123,7 +125,12 @@ def test_demo_leaves_runs_maps_and_a_report(monkeypatch, capsys, tmp_path):
     monkeypatch.setattr(demo, "load_sample", few)
     arguments = ("demo", "--iterations", "2", "-o", str(tmp_path), "--json")
     assert run(monkeypatch, *arguments) == 0
-    found = json.loads(capsys.readouterr().out)
+    printed = capsys.readouterr()
+    begins = "resnet32-plain of the zoo becomes adaptive: 2 iterations on 200 bundled images, then 200 others"
+    assert printed.err.startswith(begins)
+    assert printed.err.splitlines()[0].endswith(f"What it makes goes to {tmp_path}.")
+    assert printed.err.count("becomes adaptive") == 1
+    found = json.loads(printed.out)
     assert set(found["results"]) == {"plain", "relaxed", "discrete", "thresholded"}
     assert found["results"]["plain"]["accuracy"] > 0.85
     assert 0 < found["times"]["plain"] < found["seconds"]

@@ -115,6 +115,30 @@ def test_evaluate_prints_a_table_for_people(run, tmp_path):
     assert max(map(len, out.splitlines())) <= 80
 
 
+def test_square_brackets_of_a_name_are_shown(run, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run("train", "run[a]", "--method", "plain", *SMALL)
+    code, out, _ = run("evaluate", "run[a]/last.safetensors", "--data", "sample")
+    assert code == 0
+    assert "run[a]/last.safetensors, 50 test images" in " ".join(out.split())
+
+
+def test_a_warm_start_of_another_depth_is_told_by_its_name_and_leaves_nothing(run, tmp_path):
+    folder = tmp_path / "runs" / "z"
+    code, _, err = run("train", folder, "--warm-start", "resnet110-plain", "--data", "sample")
+    assert code == 2
+    said = "expected networks of equal depth, got a ResNet-32 and a ResNet-110 to start from"
+    assert err == f"torchpact: resnet110-plain: {said}\n"
+    assert not folder.parent.exists()
+
+
+def test_who_resumes_without_the_options_is_told_where_they_are(run, tmp_path):
+    run("train", tmp_path / "a", *SMALL)
+    code, _, err = run("train", tmp_path / "a", "--data", "sample", "--resume")
+    assert code == 2
+    assert err.endswith("; repeat the options that it was begun with, which are in its run.json\n")
+
+
 def test_a_warm_start_can_be_one_for_each_seed(run, tmp_path):
     run("train", tmp_path / "plain-seed3", "--method", "plain", *SMALL)
     start = tmp_path / "plain-seed{seed}"
@@ -197,7 +221,10 @@ def test_resume_of_a_finished_run_shows_its_results(run, tmp_path):
             ("evaluate", "resnet32-plain", "--examples", "5", "--data", "sample"),
             "expected --examples for a network for sequences only",
         ),
-        (("evaluate", "{}/missing.safetensors", "--data", "sample"), "no such checkpoint"),
+        (
+            ("evaluate", "{}/missing.safetensors", "--data", "sample"),
+            "no such checkpoint or folder, nor network of the zoo (torchpact zoo lists them)\n",
+        ),
         (("evaluate", "resnet32-tau7"), "nor network of the zoo (did you mean resnet32-tau0.05?)"),
         (
             ("evaluate", "resnet32-plain", "--mode", "act", "--data", "sample"),

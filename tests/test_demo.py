@@ -84,10 +84,28 @@ def test_who_stops_it_is_told_that_nothing_is_kept(monkeypatch):
         _run()
 
 
-@pytest.mark.parametrize(("flops", "said"), [(50e6, "50% fewer FLOPs"), (101e6, "1% more FLOPs")])
+@pytest.mark.parametrize(
+    ("flops", "said"), [(50e6, "50% fewer FLOPs"), (101e6, "1% more FLOPs"), (100.4e6, "0% fewer FLOPs")]
+)
 def test_what_it_saves_or_not_is_said_in_words(capsys, flops, said):
     before = {"accuracy": 0.9, "flops": 100e6, "images": 10}
     after = {"thresholded": {"accuracy": 0.89, "flops": flops}}
     times = {"plain": 2e-3, "modes": {"thresholded": 1e-3}, "device": "a device", "batch": 4}
     command._show(before, after, times, 1000)
-    assert f"Thresholded: {said} for 1.0 points less, 2.00 times" in " ".join(capsys.readouterr().out.split())
+    shown = " ".join(capsys.readouterr().out.split())
+    assert f"Thresholded: {said} for 1.0 points less, 2.00 times" in shown
+    assert "-0%" not in shown
+
+
+def test_an_extra_that_is_missing_is_named_whole(monkeypatch, tmp_path):
+    def refuse(*arguments):
+        raise ValueError(
+            'expected the package matplotlib to be installed (pip install ".[plot]", from a clone)'
+        )
+
+    monkeypatch.setattr(command, "compare_maps", refuse)
+    written = io.StringIO()
+    model = network(units=2, image_size=12)
+    assert command._maps(tmp_path, model, images(count=8), Console(file=written, width=60)) == []
+    said = 'no maps: expected the package matplotlib to be installed (pip install ".[plot]", from a clone)\n'
+    assert written.getvalue() == said

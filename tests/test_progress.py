@@ -2,13 +2,17 @@
 
 import io
 import re
+import signal
 
 import pytest
 from rich.console import Console
 
 from tests.training.small import config, images
+from torchpact.commands import progress
+from torchpact.commands.common import Interrupted
 from torchpact.commands.progress import TrainingProgress
 from torchpact.training import Trainer
+from torchpact.training.stopping import Stopped
 
 NAME = "relaxed-tau0.01-seed0"
 
@@ -51,7 +55,7 @@ def test_all_runs_count_what_each_has_done(tmp_path):
     ]
     runs[0].burst()  # the first is three iterations ahead
     text = "\n".join(watched(console, runs, total=20))
-    found = [int(n) for n in re.findall(r"all runs +(\d+)/20", text)]
+    found = [int(n) for n in re.findall(r"all iterations +(\d+)/20", text)]
     assert found[-1] == 8
     assert found == sorted(found)
 
@@ -64,3 +68,20 @@ def test_speed_time_accuracy_and_flops_have_room(tmp_path, width):
     assert re.search(pattern, text), text
     assert len(text) <= width
     assert (width == 120) == ("steps" in text)
+
+
+def test_square_brackets_of_a_folder_are_shown(tmp_path):
+    run = Trainer(config(iterations=2), tmp_path / "run[a]", images(), images("test", 8))
+    assert watched(screen(80), [run])[-1].startswith("run[a] ")
+
+
+@pytest.mark.parametrize(("done", "said"), [(False, "stopped; resume it"), (True, "stopped")])
+def test_who_stops_it_is_told_how_the_rest_is_trained(tmp_path, monkeypatch, done, said):
+    def stop(trainers):
+        raise Stopped("stopped", signal.SIGINT)
+
+    run = Trainer(config(), tmp_path / "a", images(), images("test", 8))
+    monkeypatch.setattr(progress, "train_together", stop)
+    monkeypatch.setattr(Trainer, "done", done)
+    with pytest.raises(Interrupted, match=f"^{said}$"), TrainingProgress(goes_on="resume it") as bars:
+        bars.train([run])

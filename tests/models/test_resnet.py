@@ -412,7 +412,11 @@ def test_warm_start_copies_rather_than_shares():
 @pytest.mark.parametrize(
     ("adaptive", "source", "message"),
     [
-        (tiny(), plain(units=3), "expected networks of equal units, got 2 and 3 to start from"),
+        (
+            tiny(),
+            plain(units=3),
+            "expected networks of equal depth, got a ResNet-14 and a ResNet-20 to start from",
+        ),
         (tiny(width=2), plain(), "expected networks of equal width, got 2 and 1 to start from"),
         (tiny(), plain(classes=3), "expected networks of equal classes, got 10 and 3 to start from"),
         (tiny(), tiny(), "expected a plain ResNet, got an adaptive ResNet"),

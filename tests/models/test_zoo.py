@@ -87,6 +87,22 @@ def test_pretrained_networks_are_loaded_by_name_in_the_mode_asked_for():
     assert (logits.argmax(1) == sample.labels[:100]).float().mean() > 0.8
 
 
+@pytest.mark.parametrize(
+    ("make", "short", "full"),
+    [
+        (tp.models.resnet32, "plain", "resnet32-plain"),
+        (tp.models.resnet110, "plain", "resnet110-plain"),
+        (tp.models.psact_resnet32, "sact-tau0.01", "resnet32-sact-tau0.01"),
+        (tp.models.psact_resnet110, "tau0.005", "resnet110-tau0.005"),
+    ],
+)
+def test_the_name_that_the_zoo_lists_is_as_good_as_the_short_one(make, short, full):
+    one, other = make(pretrained=short), make(pretrained=full)
+    assert one.config == other.config
+    for ours, theirs in zip(one.state_dict().values(), other.state_dict().values(), strict=True):
+        assert torch.equal(ours, theirs)
+
+
 def test_deep_networks_are_loaded_by_name_too():
     model = tp.models.psact_resnet110(pretrained="tau0.005")
     assert model.config.units == 18
@@ -109,7 +125,26 @@ def test_deep_networks_are_loaded_by_name_too():
             "of a plain ResNet-32 among plain, plain-paper, plain-strong; got 'tau0.01'",
         ),
         (tp.models.psact_resnet32, {"pretrained": "tau0.01", "group": 2}, "expected group=1, as tau0.01"),
-        (zoo.load, {"name": "vgg"}, "expected a network of the zoo among resnet32-plain"),
+        (
+            tp.models.psact_resnet32,
+            {"pretrained": "resnet110-tau0.005"},
+            "of an adaptive ResNet-32 among paper-tau0.005, .*; got 'resnet110-tau0.005'",
+        ),
+        (
+            tp.models.psact_resnet32,
+            {"pretrained": "resnet32-plain"},
+            "of an adaptive ResNet-32 among paper-tau0.005, .*; got 'resnet32-plain'",
+        ),
+        (
+            zoo.load,
+            {"name": "vgg"},
+            r"^expected a network of the zoo, got 'vgg' \(torchpact zoo lists them\)$",
+        ),
+        (
+            zoo.load,
+            {"name": "resnet32-tau0.1"},
+            r"^expected a network of the zoo, got 'resnet32-tau0.1' \(did you mean resnet32-tau0.01\?\)$",
+        ),
     ],
 )
 def test_what_is_not_in_the_zoo_is_told(make, arguments, message):

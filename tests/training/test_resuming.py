@@ -117,7 +117,8 @@ def test_where_another_configuration_differs_is_told(tmp_path, bursts):
         (config(tau=0.7), "tau is 0.05 there, 0.7 here"),
         (config(network={"group": 3}), "network.group is 1 there, 3 here"),
     ):
-        with pytest.raises(TrainingError, match=f"is of another configuration: {said}$"):
+        advice = "repeat the options that it was begun with, which are in its run.json"
+        with pytest.raises(TrainingError, match=f"is of another configuration: {said}; {advice}$"):
             trainer(tmp_path, other, resume=True)
 
 

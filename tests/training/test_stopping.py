@@ -78,7 +78,9 @@ def test_the_program_says_what_it_kept(tmp_path, number):
     assert program.returncode == 128 + number
     assert "stopping after this iteration; once more to stop at once" in said
     last = " ".join(said.split("torchpact: ")[-1].split())
-    found = re.fullmatch(r"stopped; kept: run at iteration (\d+)", last)
+    found = re.fullmatch(
+        r"stopped; kept: run at iteration (\d+); the same command with --resume goes on", last
+    )
     assert found is not None
     assert load_checkpoint(tmp_path / "run" / "last.safetensors").info["iteration"] == int(found[1])
 

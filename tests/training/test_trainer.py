@@ -194,7 +194,7 @@ def test_a_folder_that_cannot_be_made_is_told(tmp_path):
 
 def test_a_finished_run_is_not_overwritten(tmp_path):
     trainer(tmp_path).run()
-    with pytest.raises(TrainingError, match="holds a run already; resume it or choose another folder"):
+    with pytest.raises(TrainingError, match=r"holds a run already; resume it \(--resume\) or choose another"):
         trainer(tmp_path)
     again = trainer(tmp_path, resume=True)
     assert again.done

@@ -112,7 +112,7 @@ def bench(
     with console.status("measuring"):
         for row in _measure(setting, blocks, networks, trained, batches, shares):
             rows.append(row)
-            console.print(_line(row), highlight=False)
+            console.print(_line(row), markup=False, highlight=False)
             _write_csv(output / "bench.csv", rows)
     drawn = draw(rows, output, title) if any("blobs" in row["masks"] for row in rows) else []
     files = [str(output / "bench.csv"), *map(str, drawn)]

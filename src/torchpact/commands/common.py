@@ -3,7 +3,6 @@
 import os
 import re
 import tempfile
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
@@ -94,9 +93,8 @@ def network_file(name: str | Path) -> Path:
         saved = files_in(path)
         got = f"{saved[0]} alone" if saved else "a folder without any"
         raise CheckpointError(f"{path}: expected a checkpoint, or {' and '.join(FILES)}; got {got}")
-    close = get_close_matches(str(name), known, 1)
-    meant = f"did you mean {close[0]}?" if close else ", ".join(known)
-    raise CheckpointError(f"{path}: no such checkpoint or folder, nor network of the zoo ({meant})")
+    where = zoo.hint(str(name), known)
+    raise CheckpointError(f"{path}: no such checkpoint or folder, nor network of the zoo ({where})")
 
 
 def _is_saved(folder: Path) -> bool:

@@ -8,12 +8,13 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from torchpact import demo as making
 from torchpact._checks import check_count, check_number
-from torchpact.commands.common import Interrupted
+from torchpact.commands.common import Interrupted, check_folder
 from torchpact.commands.newton import newton as newton_demo
 from torchpact.commands.report import made_by
 from torchpact.data import Images, load_sample
@@ -27,12 +28,16 @@ from torchpact.viz import compare_maps, ponder_maps, save
 
 TAU = 0.18
 ITERATIONS = 500
+OUTPUT = Path("demo")
 NETWORK = "resnet32-plain"
 MODES = ("relaxed", "discrete", "thresholded")
 
 
 def demo(
-    output: Annotated[Path, typer.Option("--output", "-o", help="Folder of what it makes.")] = Path("demo"),
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", help="Folder of what it makes.", show_default=str(OUTPUT)),
+    ] = None,
     iterations: Annotated[int | None, typer.Option(help=f"Training iterations, if not {ITERATIONS}.")] = None,
     tau: Annotated[float | None, typer.Option(help=f"The price of one more unit, if not {TAU:g}.")] = None,
     seed: Annotated[int, typer.Option(help="Seed of everything random.")] = 0,
@@ -49,13 +54,23 @@ def demo(
     """
     check_count("seed", seed, minimum=0, maximum=2**63 - 1)
     if newton:
+        if output is not None:
+            raise ValueError("expected --output without --newton only, which prints what it finds")
         newton_demo(iterations, tau, seed, as_json)
         return
     tau = check_number("tau", TAU if tau is None else tau, 0, open_high=True)
     iterations = check_count("iterations", ITERATIONS if iterations is None else iterations)
+    output = OUTPUT if output is None else output
+    check_folder(output)
     console = Console(stderr=True)
     started = time.monotonic()
     train_set, test_set = load_sample("train"), load_sample("test")
+    begins = (
+        f"{NETWORK} of the zoo becomes adaptive: {iterations} iterations on {len(train_set):,} bundled "
+        f"images, then {len(test_set):,} others to see what that saves. {ITERATIONS} take about two minutes "
+        f"on 2 idle cores. What it makes goes to {output}."
+    )
+    console.print(begins, markup=False, highlight=False, soft_wrap=True)
     plain, plain_config = load_model(zoo.find(NETWORK).path)
     config = making.configure(tau, iterations, seed, plain.config)
     model = making.make_adaptive(plain, config)
@@ -77,7 +92,8 @@ def demo(
         print(json.dumps(found | {"files": [str(f) for f in files]}, indent=2))
         return
     _show(before["plain"], after, times, len(train_set))
-    Console().print(f"In {seconds:.0f} s. Open [bold]{files[0]}[/bold]; the network is in {output}/adaptive.")
+    page, network = escape(str(files[0])), escape(str(output / "adaptive"))
+    Console().print(f"In {seconds:.0f} s. Open [bold]{page}[/bold]; the network is in {network}.")
 
 
 def _train(model: ResNet, plain: ResNet, data: Images, config: TrainConfig, console: Console) -> list[Event]:
@@ -131,14 +147,15 @@ def _maps(output: Path, model: ResNet, test: Images, console: Console) -> list[P
         ) as figure:
             return save(figure, output, "maps")
     except ValueError as error:  # matplotlib is an extra
-        console.print(f"no maps: {error}")
+        console.print(f"no maps: {error}", markup=False, highlight=False, soft_wrap=True)
         return []
 
 
 def _show(before: dict[str, Any], after: dict[str, Any], times: dict[str, Any], images: int) -> None:
+    where = escape(times["device"])
     table = Table(
         title=f"Before and after training on {images:,} images",
-        caption=f"{before['images']} held-out images; times on {times['device']}, {times['batch']} at once",
+        caption=f"{before['images']} held-out images; times on {where}, {times['batch']} at once",
     )
     for name in ("network", "accuracy", "MFLOPs", "saved", "ms an image", "faster"):
         table.add_column(name, justify="left" if name == "network" else "right")
@@ -152,14 +169,14 @@ def _show(before: dict[str, Any], after: dict[str, Any], times: dict[str, Any], 
             f"adaptive, {mode}",
             f"{m['accuracy']:.2%}",
             f"{m['flops'] / 1e6:.1f}",
-            f"{1 - m['flops'] / before['flops']:.0%}",
+            f"{1 - m['flops'] / before['flops']:z.0%}",  # z: no negative zero
             f"{1000 * seconds:.3f}" if seconds else "",
             f"{plain / seconds:.2f} ×" if seconds else "",
         )
     Console().print(table)
     hard = after["thresholded"]
     points = 100 * (hard["accuracy"] - before["accuracy"])
-    saved = 1 - hard["flops"] / before["flops"]
+    saved = round(1 - hard["flops"] / before["flops"], 2)
     Console().print(
         f"Thresholded: {abs(saved):.0%} {'fewer' if saved >= 0 else 'more'} FLOPs for "
         f"{abs(points):.1f} points {'less' if points < 0 else 'more'}, "

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import torch
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import Progress
 from rich.table import Table
 
@@ -76,7 +77,7 @@ def evaluate(
         print(json.dumps(measured, indent=2))
         return
     # a line for each block, lest it be too wide for a terminal
-    table = Table(title=f"{given}, {len(test)} test images", show_lines=True)
+    table = Table(title=f"{escape(str(given))}, {len(test)} test images", show_lines=True)
     for name in ("mode", "accuracy", "nll", "MFLOPs an image", "MFLOPs by block", "steps by block"):
         table.add_column(name, justify="left" if name == "mode" else "right")
     for name, m in measured.items():

@@ -30,30 +30,35 @@ SHORT = {"images": "img", "characters": "char", "sequences": "seq"}
 class TrainingProgress:
     """Bars on standard error; ``total`` is the number of iterations of all that will be trained, if known.
 
+    ``goes_on`` is what to tell whoever stops it before the end: how the rest is trained.
+
     They follow the learners' own count of iterations, several times a second and without waiting for a
     device; losses and results come as they are found. A context manager: within it, call :meth:`train` as
     often as there are networks to train.
     """
 
-    def __init__(self, total: int | None = None, console: Console | None = None) -> None:
+    def __init__(self, total: int | None = None, console: Console | None = None, goes_on: str = "") -> None:
         console = console or Console(stderr=True)
         bars = [BarColumn(bar_width=12)] if console.width >= ROOM_FOR_BARS else []
         self.bar = _Watching(
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),  # names of folders
             *bars,
             MofNCompleteColumn(),
             _Speed(),
             TimeRemainingColumn(),
             # on a narrow terminal it ends early, rather than on a second line or at the cost of the others
             TextColumn(
-                "{task.fields[shown]}", table_column=Column(ratio=1, no_wrap=True, overflow="ellipsis")
+                "{task.fields[shown]}",
+                table_column=Column(ratio=1, no_wrap=True, overflow="ellipsis"),
+                markup=False,
             ),
             expand=True,
             console=console,
             disable=distributed.rank() > 0,
         )
         self.bar.look = self._follow
-        self.all = None if total is None else self.bar.add_task("all runs", total=total, shown="")
+        self.goes_on = goes_on
+        self.all = None if total is None else self.bar.add_task("all iterations", total=total, shown="")
         self._followed: list[tuple[TaskID, TrainingLoop[Any]]] = []
         self._before = 0  # iterations of those that are not followed any more
 
@@ -82,7 +87,8 @@ class TrainingProgress:
             train_together(trainers)
         except Stopped as stop:
             # Typer would end the program for a KeyboardInterrupt, and not say a word
-            raise Interrupted(str(stop), stop.number) from None
+            left = self.goes_on and any(not trainer.done for trainer in trainers)
+            raise Interrupted(f"{stop}; {self.goes_on}" if left else str(stop), stop.number) from None
         finally:
             self._follow()
             self._followed = []

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import torch
 import typer
 from rich.console import Console
+from rich.markup import escape
 
 import torchpact
 from torchpact.commands.common import Device, load_test, pick_device
@@ -41,10 +42,10 @@ def report(
                 continue
             model = one.model.to(place)
             if timing and one.values["results"]:
-                status.update(f"measuring {runs[index]}")
+                status.update(f"measuring {escape(str(runs[index]))}")
                 one.values["timing"] = measure(model, test, one.values["results"])
             if model.config.adaptive and len(galleries) < MOST_GALLERIES:
-                status.update(f"looking into {runs[index]}")
+                status.update(f"looking into {escape(str(runs[index]))}")
                 # a network that does not decide has no threshold to pass
                 mode = "discrete" if one.values["method"] == "random" else None
                 galleries.append(gallery(model, test, mode) | {"run": index})

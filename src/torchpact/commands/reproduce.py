@@ -85,9 +85,9 @@ def reproduce(
             print(path)
     finished = len({run.name for run in runs if archive.record(run) is not None})
     said = f"{len(made)} files, from {finished} of {len({run.name for run in runs})} runs"
-    Console(stderr=True).print(said, highlight=False)
+    Console(stderr=True).print(said, highlight=False, markup=False)
     for problem in problems[:-1]:
-        Console(stderr=True).print(problem, highlight=False, soft_wrap=True)
+        Console(stderr=True).print(problem, highlight=False, markup=False, soft_wrap=True)
     if problems:
         raise TrainingError(f"{problems[-1]}; all else is made and kept" if made else problems[-1])
 
@@ -99,7 +99,7 @@ def _say_what_is_missing(name: str, runs: Sequence[AnyRun], archive: Archive) ->
     if lacking and len(lacking) < len(wanted):
         few = ", ".join(lacking[:3]) + (", …" if len(lacking) > 3 else "")
         said = f"{name}: {len(wanted) - len(lacking)} of {len(wanted)} runs; missing: {few}"
-        Console(stderr=True).print(said, highlight=False, soft_wrap=True)
+        Console(stderr=True).print(said, highlight=False, markup=False, soft_wrap=True)
 
 
 def _named(groups: Sequence[Sequence[AnyRun]], patterns: Sequence[str]) -> list[list[AnyRun]]:
@@ -132,7 +132,8 @@ def _train(
             train, test = (Images(d.images[: scale.images], d.labels[: scale.images]) for d in (train, test))
     if any(isinstance(run, SequenceRun) and run.config.is_text for run in todo):
         texts = load_texts(root, place)
-    with TrainingProgress(sum(run.config.iterations for run in todo)) as progress:
+    iterations = sum(run.config.iterations for run in todo)
+    with TrainingProgress(iterations, goes_on="the same command goes on") as progress:
         return make(
             groups, archive, train, test,
             texts=texts, device=place, together=together, train_all=progress.train,

@@ -224,7 +224,7 @@ def train(
         for trainer in trainers:
             for note in trainer.notes:
                 print(note, file=sys.stderr)
-        with TrainingProgress() as progress:
+        with TrainingProgress(goes_on="the same command with --resume goes on") as progress:
             progress.train(trainers)
     except distributed.FirstFailed:
         raise SystemExit(2) from None  # the first process says why

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from decimal import Decimal
 
 
 @dataclass(frozen=True)
@@ -63,5 +64,14 @@ def _cells(each: Measurement) -> tuple[str, ...]:
         f"{each.active:.0%}",
         f"{each.speedup:.2f} ×",
         f"{each.flops_speedup:.2f} ×",
-        ", ".join(f"{name} {1e3 * seconds:.3g}" for name, seconds in times),
+        ", ".join(f"{name} {_digits(1e3 * seconds)}" for name, seconds in times),
     )
+
+
+def _digits(number: float) -> str:
+    """Three significant digits, and never an exponent.
+
+    >>> [_digits(x) for x in (1084.2, 999.7, 12.345, 0.5, 0.00001234)]
+    ['1080', '1000', '12.3', '0.5', '0.0000123']
+    """
+    return format(Decimal(f"{number:.3g}"), "f")

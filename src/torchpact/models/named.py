@@ -23,7 +23,8 @@ class Settings(TypedDict, total=False):
 def resnet32(pretrained: str | None = None, **settings: Unpack[Settings]) -> ResNet:
     """ResNet-32: five units a block; ``settings`` are those of :class:`ResNetConfig`.
 
-    ``pretrained`` is the name of weights in the zoo, as "plain"; such a network is in evaluation.
+    ``pretrained`` is the name of weights in the zoo, as "plain" or in full "resnet32-plain"; such a network
+    is in evaluation.
 
     >>> logits, ponders = resnet32(classes=100)(torch.randn(1, 3, 32, 32))
     >>> logits.shape, ponders
@@ -46,8 +47,9 @@ def psact_resnet32(
 ) -> ResNet:
     """ResNet-32 that decides, per pixel or per image, how many of its units to run.
 
-    ``pretrained`` is the name of weights in the zoo, as "tau0.01" or "sact-tau0.01"; such a network is in
-    evaluation, and in the mode it was trained in unless ``mode`` says otherwise.
+    ``pretrained`` is the name of weights in the zoo, as "tau0.01", "sact-tau0.01" or in full
+    "resnet32-tau0.01"; such a network is in evaluation, and in the mode it was trained in unless ``mode``
+    says otherwise.
 
     >>> model = psact_resnet32(mode="thresholded", group=2)
     >>> logits, ponders = model(torch.randn(1, 3, 32, 32))
@@ -73,14 +75,16 @@ def _network(
 ) -> ResNet:
     if pretrained is None:
         return build(config, mode)
-    names = [e.short_name for e in zoo.entries() if e.is_like(config)]
-    if pretrained not in names:
+    entries = [e for e in zoo.entries() if e.is_like(config)]
+    entry = next((e for e in entries if pretrained in (e.short_name, e.name)), None)
+    if entry is None:
+        names = [e.short_name for e in entries]
         kind = "an adaptive" if config.adaptive else "a plain"
         raise ValueError(
             f"expected pretrained weights of {kind} ResNet-{config.layers} among "
             f"{', '.join(names) or 'none, as there are none yet'}; got {pretrained!r}"
         )
-    model = zoo.load(f"resnet{config.layers}-{pretrained}", mode)
+    model = zoo.load(entry.name, mode)
     for name in settings:
         ours, theirs = getattr(config, name), getattr(model.config, name)
         if ours != theirs:

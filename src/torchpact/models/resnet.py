@@ -127,7 +127,10 @@ def warm_start(adaptive: ResNet, plain: ResNet) -> ResNet:
             raise ValueError(f"expected {kind}, got {type(net).__name__}")
     if plain.config.adaptive:
         raise ValueError("expected a plain ResNet, got an adaptive ResNet")
-    for name in ("units", "width", "classes"):
+    if adaptive.config.units != plain.config.units:
+        ours, theirs = (f"a ResNet-{net.config.layers}" for net in (adaptive, plain))
+        raise ValueError(f"expected networks of equal depth, got {ours} and {theirs} to start from")
+    for name in ("width", "classes"):
         ours, theirs = getattr(adaptive.config, name), getattr(plain.config, name)
         if ours != theirs:
             raise ValueError(f"expected networks of equal {name}, got {ours} and {theirs} to start from")

@@ -5,6 +5,7 @@ measured; ``torchpact zoo add`` makes one of a finished run.
 """
 
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
@@ -65,10 +66,27 @@ def find(name: str) -> Entry:
     """Return the entry of that name."""
     known = {entry.name: entry for entry in entries()}
     if name not in known:
-        close = get_close_matches(name, known, 1)
-        meant = f" (did you mean {close[0]}?)" if close else ""
-        raise ValueError(f"expected a network of the zoo among {', '.join(known)}; got {name!r}{meant}")
+        raise ValueError(f"expected a network of the zoo, got {name!r} ({hint(name, known)})")
     return known[name]
+
+
+def hint(name: str, known: Iterable[str]) -> str:
+    """What helps somebody whose name is not a known one: the one that is close, or where all are listed.
+
+    >>> hint("resnet32-plane", ["resnet32-plain"]), hint("vgg", ["resnet32-plain"])
+    ('did you mean resnet32-plain?', 'torchpact zoo lists them')
+    """
+    close = get_close_matches(name, list(known), 1)
+    return f"did you mean {close[0]}?" if close else "torchpact zoo lists them"
+
+
+def called(path: Path) -> str:
+    """What people call a network's file: one of the zoo by its name, others by where they are.
+
+    >>> called(FOLDER / "resnet32-plain.safetensors")
+    'resnet32-plain'
+    """
+    return path.stem if path.parent == FOLDER else str(path)
 
 
 def load(name: str, mode: Mode | str | None = None) -> ResNet:

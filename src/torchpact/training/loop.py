@@ -176,13 +176,14 @@ class TrainingLoop(Generic[L]):
         }
 
     def _open(self, resume: bool, tensorboard: bool) -> Checkpoint | None:
-        """Make the folder, or find in it the checkpoint to continue from."""
+        """See that the folder is free, or find in it the checkpoint to continue from."""
         if tensorboard:
             summary_writer()  # before anything is written
         files = self.files
-        files.folder.mkdir(parents=True, exist_ok=True)
         if files.run.exists() and not resume:
-            raise TrainingError(f"{files.folder}: holds a run already; resume it or choose another folder")
+            raise TrainingError(
+                f"{files.folder}: holds a run already; resume it (--resume) or choose another folder"
+            )
         checkpoint = None
         if resume:
             same_config(files, self.config)
@@ -203,7 +204,8 @@ class TrainingLoop(Generic[L]):
         self.results, self._seconds = info["results"], info["seconds"]
 
     def _begin(self, checkpoint: Checkpoint | None, tensorboard: bool) -> None:
-        """Bring the files to where the learner is."""
+        """Bring the files to where the learner is; nothing is made before all else was found in order."""
+        self.files.folder.mkdir(parents=True, exist_ok=True)
         finished = recorded(self.files).get("status") == "finished"
         if self.notes and self.files.last.exists():
             # or the next one saved would keep it, and not the good one, as the one before

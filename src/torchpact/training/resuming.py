@@ -86,7 +86,12 @@ def same_config(files: RunFiles, config: RunConfig) -> None:
     """Refuse to go on with another configuration than run.json has, where there is one that says it."""
     before = recorded(files)
     if "config" in before:
-        _check_config(f"{files.folder}: its run", config, before["config"])
+        try:
+            _check_config(f"{files.folder}: its run", config, before["config"])
+        except TrainingError as error:
+            raise TrainingError(
+                f"{error}; repeat the options that it was begun with, which are in its {files.run.name}"
+            ) from None
 
 
 def _check_config(what: str, config: RunConfig, values: Any) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from torchpact.data import Images
+from torchpact.models import zoo
 from torchpact.models.resnet import warm_start
 from torchpact.training import distributed
 from torchpact.training.checkpoint import load_network
@@ -61,7 +62,7 @@ class Trainer(TrainingLoop[Learner]):
                 try:
                     warm_start(learner.model, plain.to(learner.device))
                 except ValueError as error:
-                    raise ValueError(f"{initial}: {error}") from None
+                    raise ValueError(f"{zoo.called(initial)}: {error}") from None
 
         super().__init__(
             learner,
