@@ -57,7 +57,9 @@ def test_everything_is_made_from_nothing_and_then_found_again(run, tmp_path, mon
         raise AssertionError("trained again")
 
     monkeypatch.setattr(command, "_train", nothing)
-    assert run("all", "--scale", "smoke")[0] == 0
+    code, out, _ = run("all", "--scale", "smoke", "--list")
+    assert {line.split()[0] for line in out.splitlines()} == {"finished"}
+    assert run("fig5", "table", "--scale", "smoke")[0] == 0  # all would draw everything once more
 
 
 def test_only_runs_of_some_names_and_what_they_start_from_are_made(run, tmp_path):
