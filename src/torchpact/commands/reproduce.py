@@ -83,11 +83,11 @@ def reproduce(
         made += paths
         for path in paths:
             print(path)
-    finished = len({run.name for run in runs if archive.record(run) is not None})
-    said = f"{len(made)} files, from {finished} of {len({run.name for run in runs})} runs"
-    Console(stderr=True).print(said, highlight=False, markup=False)
+    wanted = {run.name: run for run in runs}.values()
+    finished = sum(archive.record(run) is not None for run in wanted)
+    _say(f"{len(made)} files, from {finished} of {len(wanted)} runs")
     for problem in problems[:-1]:
-        Console(stderr=True).print(problem, highlight=False, markup=False, soft_wrap=True)
+        _say(problem)
     if problems:
         raise TrainingError(f"{problems[-1]}; all else is made and kept" if made else problems[-1])
 
@@ -98,8 +98,12 @@ def _say_what_is_missing(name: str, runs: Sequence[AnyRun], archive: Archive) ->
     lacking = [*dict.fromkeys(run.name for run in runs if archive.record(run) is None)]
     if lacking and len(lacking) < len(wanted):
         few = ", ".join(lacking[:3]) + (", …" if len(lacking) > 3 else "")
-        said = f"{name}: {len(wanted) - len(lacking)} of {len(wanted)} runs; missing: {few}"
-        Console(stderr=True).print(said, highlight=False, markup=False, soft_wrap=True)
+        _say(f"{name}: {len(wanted) - len(lacking)} of {len(wanted)} runs; missing: {few}")
+
+
+def _say(line: str) -> None:
+    """Beside what is printed for others to read."""
+    Console(stderr=True).print(line, highlight=False, markup=False, soft_wrap=True)
 
 
 def _named(groups: Sequence[Sequence[AnyRun]], patterns: Sequence[str]) -> list[list[AnyRun]]:

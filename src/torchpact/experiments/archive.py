@@ -64,8 +64,10 @@ class Archive:
     def pretrained(self, run: AnyRun) -> Path | None:
         """The same, or the weights that the zoo has of a run with this configuration."""
         found = self.weights(run)
-        likely = (entry for entry in zoo.entries() if entry.config.get("method") == run.config.method)
-        return found or next((entry.path for entry in likely if not _differs(run, entry.config)), None)
+        if found is not None:
+            return found
+        configs = ((entry.path, type(run.config).from_dict(entry.config)) for entry in zoo.entries())
+        return next((path for path, config in configs if not _differs(run, config)), None)
 
     def begun(self, run: AnyRun) -> Any:
         """The configuration of a run at work, which is to go on as it was begun; None if it is not."""
@@ -107,16 +109,16 @@ def _read(path: Path) -> dict[str, Any]:
 
 def _config(path: Path, run: AnyRun) -> RunConfig:
     """The configuration at ``path``, after seeing that it is that of ``run``."""
-    values = _read(path)["config"]
-    problem = _differs(run, values)
+    found = type(run.config).from_dict(_read(path)["config"])
+    problem = _differs(run, found)
     if problem:
         raise ValueError(f"{path}: {problem}; move the folder away")
-    return type(run.config).from_dict(values)
+    return found
 
 
-def _differs(run: AnyRun, values: dict[str, Any]) -> str:
+def _differs(run: AnyRun, config: RunConfig) -> str:
     """In what a configuration is not that of a run; nothing if in nothing that matters."""
-    given = type(run.config).from_dict(values).to_dict()
+    given = config.to_dict()
     for name, one in run.config.to_dict().items():
         if name not in _UNIMPORTANT and one != given[name]:
             return f"expected {name} to be {one}, got {given[name]}"

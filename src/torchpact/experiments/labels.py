@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from torchpact.viz.figures import DOTS
-
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
@@ -41,7 +39,6 @@ def write_labels(axes: "Axes", labels: Sequence[Label], size: float = 7.5) -> No
     axes.set_xlim(axes.get_xlim())
     axes.set_ylim(axes.get_ylim())
     figure: Any = axes.get_figure()
-    figure.set_dpi(DOTS)  # at which texts are drawn: they are not as wide at others
     figure.draw_without_rendering()  # settles where the axes are
     point = figure.dpi / 72
     drawn, taken = _drawn(axes, point), _legend(axes)

@@ -49,7 +49,8 @@ def blank(size: tuple[float, float], layout: Literal["constrained"] | None = Non
         ) from None
     # not by pyplot, whose figures and style are everybody's
     with matplotlib.rc_context(_STYLE):
-        figure = Figure(figsize=size, layout=layout)
+        # as fine as it is saved: texts that are measured before would else be of another width
+        figure = Figure(figsize=size, dpi=DOTS, layout=layout)
         FigureCanvasAgg(figure)
         yield figure
 
