@@ -56,7 +56,7 @@ def halt_outside(block, u, mask):
     """Let heads halt for sure where a (batch, height, width) mask is false, and nowhere else."""
     tell_heads(block, 0.0)
     for unit in block.steps:
-        unit.conv2.weight[3] = 0  # a channel that no unit changes
+        getattr(unit, "conv3", unit.conv2).weight[3] = 0  # a channel that no unit changes
     for head in block.halting:
         head.conv.weight[0, 3, 1, 1] = 1
     u[:, 3] = torch.where(mask, -8.0, 8.0)

@@ -15,6 +15,7 @@ pytest.importorskip("triton", reason="needs Triton")
 from torchpact.engines import gpu, native
 from torchpact.engines.gpu import SparseGPUBlock
 from torchpact.engines.gpu_tiles import Tiles, region_for
+from torchpact.engines.graphs import repeatable
 
 CUDA = torch.cuda.is_available()
 
@@ -261,6 +262,9 @@ def test_kernels_compile_for_a_device_that_is_not_here(tmp_path):
     found = compiled_elsewhere("tests.engines.compile_kernels", tmp_path)
     assert [name for name, *_ in found] == ["convolve"] * 3 + ["survey_all"] + ["advance"] * 3
     assert all(int(shared) <= 227 * 1024 for _, shared, _ in found)
+    # the third has one product a tile: nothing may be loaded ahead of that, for another tile
+    inputs, taps = 64 * 64, 64 * 128
+    assert int(found[2][1]) < 2 * 2 * (inputs + taps)
 
 
 @pytest.mark.skipif(not CUDA, reason="needs a CUDA device: too slow, or bf16, in the interpreter")
@@ -300,3 +304,20 @@ def test_small_maps_are_the_same_every_time(channels, size):
         assert ponder is not None
         assert torch.equal(output, expected)
         assert torch.equal(ponder.probs, reference.probs)
+
+
+@pytest.mark.skipif(not CUDA, reason="needs a CUDA device: what its compiler loads ahead is not interpreted")
+@pytest.mark.gpu
+@pytest.mark.parametrize(("channels", "size"), [(256, 56), (512, 28)])
+@torch.no_grad()
+def test_bottlenecks_of_large_images(channels, size):
+    """With 64 channels in their middle the last convolution is a single product a tile."""
+    block, u = bottlenecks_of(channels, size, size, 16)
+    block, u = halt_outside(block, u, torch.rand(16, size, size) < 0.3)
+    block, u = block.to(DEVICE), u.to(DEVICE)
+    expected, reference = block(u)
+    run = repeatable(SparseGPUBlock(FoldedBlock(block.bfloat16())), u.bfloat16())
+    for _ in range(3):
+        output, ponder = run()
+        assert torch.equal(ponder.steps, reference.steps)
+        assert relative(output, expected) < 1e-2
