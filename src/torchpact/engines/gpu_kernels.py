@@ -112,9 +112,7 @@ def convolve(  # type: ignore[no-untyped-def]
     k = tl.arange(0, K)
     slices: tl.constexpr = C // K
     parts: tl.constexpr = D // N
-    # one stage: where the loop within has but one turn (1×1, 64 inputs), Triton would load ahead in this one,
-    # and in version 3.6 read beyond its shared memory
-    for tile in tl.range(tl.program_id(0), tl.cdiv(total, P) * parts, tl.num_programs(0), num_stages=1):
+    for tile in range(tl.program_id(0), tl.cdiv(total, P) * parts, tl.num_programs(0)):
         pixel, there = listed(places, tile // parts, total, P, ALL)
         n = tile % parts * N + tl.arange(0, N)
         inside = neighbours(pixel, there, height, width)

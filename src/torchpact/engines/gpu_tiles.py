@@ -49,6 +49,10 @@ SINGLE = Tiles(64, 64, 32, 4, 3, 3)
 what the compiler says for compute capability 9.0, this one nothing."""
 
 
+LEAST_INPUTS = 16
+"""Of a product."""
+
+
 def tiles_for(channels: int, single: bool = False) -> tuple[Tiles, Tiles]:
     """Return how to cut up convolutions of so many channels.
 
@@ -62,14 +66,20 @@ def tiles_for(channels: int, single: bool = False) -> tuple[Tiles, Tiles]:
 def fitting(tiles: Tiles, weight: Tensor, room: int) -> Tiles:
     """Return tiles that fit a convolution, which may have few inputs, and bytes of shared memory.
 
-    >>> wide, narrow = torch.zeros(256, 256, 3, 3), torch.zeros(256, 32, 1, 1)
+    A tile is the sum of two products at least, if there are inputs for them. With a single one, what ptxas of
+    CUDA 12.8 (Triton 3.6) makes of the head's product after it reads registers that nothing was written to,
+    and so any address, on compute capability 9.0.
+
+    >>> wide, narrow, one = (torch.zeros(256, n, size, size) for n, size in ((256, 3), (96, 1), (64, 1)))
     >>> tiles = Tiles(64, 128, 64, warps=4, stages=4, programs=2)
     >>> fitting(tiles, wide, 227 * 1024).stages, fitting(tiles, wide, 100_000).stages
     (4, 2)
-    >>> fitting(tiles, narrow, 100_000).inputs
-    32
+    >>> fitting(tiles, narrow, 100_000).inputs, fitting(tiles, one, 100_000).inputs
+    (32, 32)
     """
     inputs = min(tiles.inputs, weight.size(1) & -weight.size(1))
+    if weight[0].numel() == inputs > LEAST_INPUTS:
+        inputs //= 2
     product = (tiles.pixels + tiles.outputs) * inputs * weight.element_size()
     return tiles._replace(inputs=inputs, stages=max(1, min(tiles.stages, room // product)))
 
