@@ -78,9 +78,9 @@ def test_of_a_network_alone_no_block_is_measured(tmp_path, monkeypatch):
 
 
 def test_blocks_are_compiled_where_dense_ones_are():
-    block, _ = block_with_blobs(16, 4, 1, 0.5)
-    assert "compiled" not in _runners(block, "cpu")
-    assert "compiled" in _runners(block, "cpu", compiling=True)
+    block, u = block_with_blobs(16, 4, 1, 0.5)
+    assert "compiled" not in _runners(block, u)
+    assert "compiled" in _runners(block, u, compiling=True)
 
 
 def test_a_network_is_measured_with_its_memory():

@@ -15,7 +15,7 @@ from torchpact.bench.dense import FoldedNet, dense_alternatives, plain_net
 from torchpact.bench.memory import peak_memory
 from torchpact.block import use_mode
 from torchpact.engines import ENGINES, Deployed, FoldedBlock, Runner, Unsupported, deploy
-from torchpact.engines.deployment import ON_REQUEST, default_engines
+from torchpact.engines.deployment import ON_REQUEST, _tuned, default_engines
 from torchpact.engines.graphs import Graphed, repeatable
 from torchpact.engines.timing import in_turns, interleaved
 from torchpact.flops import _block_flops, count_flops, flops_from_ponders, max_flops
@@ -57,8 +57,7 @@ class BlockBench:
         channels, size, batch = self.shape
         block, u = self._make(active)
         engines = {
-            name: repeatable(run, u)
-            for name, run in _runners(block, u.device.type, self.setting.compiling).items()
+            name: repeatable(run, u) for name, run in _runners(block, u, self.setting.compiling).items()
         }
         seconds = interleaved(engines, seconds=self.setting.seconds / 4)
         best = min(engines, key=seconds.__getitem__)
@@ -158,7 +157,7 @@ class BottleneckBench:
         chosen: dict[int, tuple[str, Runner]] = {}
         flops, ran = self.flops, []
         for index, block in enumerate(net.blocks):
-            runners = _runners(block, u.device.type)  # compiling four blocks would take minutes
+            runners = _runners(block, u)  # compiling four blocks would take minutes
             calls = {name: repeatable(run, u) for name, run in runners.items()}
             seconds = interleaved(calls, seconds=self.setting.seconds / 8)
             best = min(calls, key=seconds.__getitem__)
@@ -184,12 +183,12 @@ class BottleneckBench:
         return row | _speeds(times, [*self.dense], self.flops / flops, self.batch)
 
 
-def _runners(block: nn.Module, device: str, compiling: bool = False) -> dict[str, Runner]:
+def _runners(block: nn.Module, u: Tensor, compiling: bool = False) -> dict[str, Runner]:
     """Return what can run a block, by engine, and if ``compiling`` those that take long to build, too."""
     found: dict[str, Runner] = {}
-    for name in [*default_engines(ENGINES, device), *(ON_REQUEST if compiling else ())]:
+    for name in [*default_engines(ENGINES, u.device.type), *(ON_REQUEST if compiling else ())]:
         try:
-            found[name] = ENGINES[name](FoldedBlock(block))
+            found[name] = _tuned(partial(ENGINES[name], FoldedBlock(block)), u)
         except Unsupported:
             continue
     return found

@@ -1,7 +1,7 @@
 """Engines: how the active positions of a block get computed. Modes decide, engines execute.
 
 Deploy a network     deploy, Deployed, Report
-Its engines          ENGINES: dense, compact, sparse, native, gpu, compiled; each makes a Runner of a block
+Its engines          ENGINES: dense, compact, sparse, native, gpu, onchip, compiled; for a block, a Runner
 Whole networks       NETWORK_ENGINES: onchip; for engines that do not go block by block
 On a GPU             graphs: blocks run in CUDA graphs, one for each size of the images
 Any block            CompactBlock: halted examples leave the batch

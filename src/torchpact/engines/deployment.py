@@ -28,11 +28,13 @@ ENGINES: dict[str, Callable[[FoldedBlock], Runner]] = {
     "sparse": sparse.build,
     "native": native.build,
     "gpu": gpu.build,
+    "onchip": onchip.build_block,
     "compiled": compiled.build,
 }
 """How the active positions of a block get computed; to add an engine, write a file and enter it here.
 
-An engine makes a runner of a folded block, or raises :class:`Unsupported` with a line that says why not.
+An engine makes a runner of a folded block, or raises :class:`Unsupported` with a line that says why not. A
+runner may have a method ``tune``, which is given the example before it is measured, and may raise that, too.
 """
 
 DEVICES = {"native": "cpu", "gpu": "cuda", "onchip": "cuda"}
@@ -48,9 +50,10 @@ NETWORK_ENGINES: dict[str, Callable[[ResNet, Sequence[FoldedBlock]], Network]] =
 }
 """Engines that run a network as a whole, from checked images to logits and ponders; likewise.
 
-For images of a size that it cannot run, such a network raises :class:`Unsupported`, too. It may have a method
-``tune``, which is given the example before it is measured, and say that it is ``direct``: that it starts so
-little that a CUDA graph would gain nothing; or that it ``waits`` for the device, which no graph can.
+For images of a size that it cannot run, such a network raises :class:`Unsupported`, too. It may say that it
+is ``direct``: that it starts so little that a CUDA graph would gain nothing; or that it ``waits`` for the
+device, which no graph can. Where one runs the network, blocks by themselves are not tried by the engine of
+its name.
 """
 
 
@@ -103,9 +106,12 @@ def deploy(
     chosen: list[_Choice] = []
     current = torch.cuda.device(example.device) if example.device.type == "cuda" else nullcontext()
     with torch.no_grad(), torch.autocast(example.device.type, enabled=False), current:
+        builders = {n: partial(NETWORK_ENGINES[n], net, blocks) for n in names if n in NETWORK_ENGINES}
+        built = _build({n: partial(_shown, build, example) for n, build in builders.items()}, notes)
+        by_block = [name for name in names if name in ENGINES and name not in built]
         u = in_turn.stem(example)
         for block, plain_run in zip(blocks, plain.runners, strict=True):
-            runners = _build({n: partial(ENGINES[n], block) for n in names if n in ENGINES}, notes)
+            runners = _build({n: partial(_tuned, partial(ENGINES[n], block), u) for n in by_block}, notes)
             runners = runners or {"dense": dense.build(block)}
             seconds = _measured(runners | {"plain": plain_run}, u, generators)
             best = min(runners, key=seconds.__getitem__)
@@ -113,10 +119,8 @@ def deploy(
             u, _ = runners[best](u)
             chosen.append(_Choice(best, seconds, u.shape))
         _, ponders = in_turn(example)
-        builders = {n: partial(NETWORK_ENGINES[n], net, blocks) for n in names if n in NETWORK_ENGINES}
-        wholes = {n: partial(_whole, build, in_turn, example, generators) for n, build in builders.items()}
         networks: dict[str, Whole | BlockByBlock] = {
-            **_build(wholes, notes),
+            **{n: _whole(network, in_turn, example, generators) for n, network in built.items()},
             "blocks": in_turn,
             "plain": plain,
         }
@@ -162,15 +166,26 @@ def default_engines(among: Iterable[str], device: str) -> list[str]:
     return [name for name in among if DEVICES.get(name, device) == device and name not in ON_REQUEST]
 
 
-def _whole(
-    build: Callable[[], Network],
-    in_turn: BlockByBlock,
-    example: Tensor,
-    generators: Sequence[torch.Generator],
-) -> Whole:
+def _tuned(build: Callable[[], T], example: Tensor) -> T:
+    """Return what an engine makes of a block, given the example, which it may refuse, if it wants that."""
+    made = build()
+    tune = getattr(made, "tune", None)
+    if tune is not None:
+        tune(example)
+    return made
+
+
+def _shown(build: Callable[[], Network], example: Tensor) -> Network:
     """Return a network by an engine that has shown to run the example."""
     network = build()
     getattr(network, "tune", network)(example)
+    return network
+
+
+def _whole(
+    network: Network, in_turn: BlockByBlock, example: Tensor, generators: Sequence[torch.Generator]
+) -> Whole:
+    """Return the network as a whole, and by blocks for sizes that it does not know."""
     whole = Whole(network, in_turn)
     if whole.direct and example.device.type == "cuda" and not in_turn.waits:
         whole.in_turn = Graphed(in_turn, generators)  # of sizes that are yet to come

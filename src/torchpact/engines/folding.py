@@ -107,6 +107,7 @@ class FoldedBlock:
     def __init__(self, block: nn.Module, mode: Mode | None = None, details: bool | None = None) -> None:
         adaptive: AdaptiveBlock | None = block if isinstance(block, AdaptiveBlock) else None
         steps: Any = block.steps  # plain blocks have them too
+        self.steps: list[Any] = list(steps)  # as they are, for engines that fold by themselves
         self.bottleneck = any(hasattr(unit, "conv3") for unit in steps)
         fold = FoldedBottleneck if self.bottleneck else FoldedUnit
         self.units = [fold(unit) for unit in steps]

@@ -3,6 +3,7 @@
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -140,6 +141,7 @@ def test_what_else_may_be_tried_compiles(tmp_path, monkeypatch):
     single, many = (candidates(**shape, adaptive=True, batch=batch, device=H200) for batch in (1, 1024))
     others = [plan for each in single for plan in each] + [plan for each in many for plan in each[1:]]
     assert len({*others} - {*plans(**shape)}) == 17
+    others += [replace(each[0], entry_stride=0, last=False, overlap=False) for each in many]  # by themselves
     for plan in others:
         if plan.cluster == 4 or (plan.cluster == 2 and plan.warps == 8):  # as those of 8
             continue

@@ -47,11 +47,11 @@ class Kernel(Protocol):
 class Weights:
     """A block: what its kernel reads, and how it decides."""
 
-    def __init__(self, block: Any, folded: FoldedBlock, common: dict[str, int]) -> None:
-        units, heads = list(block.steps), folded.heads
-        self.mode: Mode = folded.mode
+    def __init__(self, block: FoldedBlock, common: dict[str, int]) -> None:
+        units, heads = block.steps, block.heads
+        self.mode: Mode = block.mode
         self.units, self.adaptive = len(units), bool(heads)
-        self.details, self.draws = folded.details, self.adaptive and isinstance(self.mode, Discrete)
+        self.details, self.draws = block.details, self.adaptive and isinstance(self.mode, Discrete)
         self.channels = units[-1].conv2.weight.size(0)
         self.convolutions, self.norms = pack_convolutions(units), pack_norms(units)
         self.common = common | {"weights": self.convolutions.data_ptr(), "norms": self.norms.data_ptr()}

@@ -53,6 +53,16 @@ DEVICE void enter(const Args& a, int first, int images) {
     clear(X, X_BYTES);
     __syncthreads();
 }
+#elif ENTRY_STRIDE == 0
+// u is given.
+DEVICE void enter(const Args& a, int first, int images) {
+    clear(X, X_BYTES);
+    __syncthreads();
+#pragma unroll 4
+    for (int i = first_pixel(1) * CHUNKS + threadIdx.x; i < end_pixel(1, images) * CHUNKS; i += THREADS)
+        at<uint4>(home_at(i / CHUNKS, i % CHUNKS)) = reinterpret_cast<const uint4*>(a.input)[(long long)first * PLANE * CHUNKS + i];
+    __syncthreads();
+}
 #else
 // The first convolution of a unit of stride 2, into y, and its shortcut, into u: means of 2×2, zeros beside.
 DEVICE void enter(const Args& a, int first, int images) {

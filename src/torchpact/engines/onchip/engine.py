@@ -33,8 +33,12 @@ MOST_CALLS = 256
 
 def build(net: ResNet, blocks: Sequence[FoldedBlock]) -> "OnChip":
     """Return a runner of the whole network on a GPU."""
-    device = net.stem.weight.device
     check(net, blocks)
+    return OnChip(net, blocks, *on_device(net.stem.weight.device))
+
+
+def on_device(device: torch.device) -> tuple[Callable[[Plan], Kernel], Device]:
+    """Return what loads a block's kernel on a GPU, and what plans have to know of that."""
     if device.type != "cuda":
         raise Unsupported(f"onchip: expected a network on a GPU, got one on {device}")
     major, minor = torch.cuda.get_device_capability(device)
@@ -46,41 +50,45 @@ def build(net: ResNet, blocks: Sequence[FoldedBlock]) -> "OnChip":
     compiler()  # which may fail
     count = torch.cuda.get_device_properties(device).multi_processor_count
     limits = Device(shared_limit(device), count, overlaps=major >= 9, clusters=major >= 9)
-    return OnChip(net, blocks, lambda plan: load(plan, device), limits)
+    return partial(load, device=device), limits
 
 
 def check(net: ResNet, blocks: Sequence[FoldedBlock]) -> None:
     """Refuse networks that the kernel does not know."""
-    config, dtype = net.config, net.stem.weight.dtype
+    for block in blocks:
+        check_block(block)
+
+
+def check_block(block: FoldedBlock) -> None:
+    """Refuse a block likewise."""
+    dtype, head, units = block.weight.dtype, block.head, len(block.units)
     if dtype not in (torch.bfloat16, torch.float16):
         raise Unsupported(f"onchip: expected a network in half precision (bfloat16 or float16), got {dtype}")
-    if config.adaptive and (config.per != "pixel" or config.group > 1 or config.halting_norm):
+    if head is not None and (head.conv is None or head.group > 1 or head.norm is not None):
         raise Unsupported("onchip: expected a decision for every pixel, by heads without batch norm")
-    if config.units > 255:
-        raise Unsupported(f"onchip: expected no more than 255 units a block, got {config.units}")
-    for block in blocks:
-        if block.heads and not isinstance(block.mode, Thresholded | Discrete):
-            raise Unsupported(f"onchip: expected the mode thresholded or discrete, got {block.mode}")
+    if units > 255:
+        raise Unsupported(f"onchip: expected no more than 255 units a block, got {units}")
+    if block.heads and not isinstance(block.mode, Thresholded | Discrete):
+        raise Unsupported(f"onchip: expected the mode thresholded or discrete, got {block.mode}")
 
 
-class OnChip:
-    """A network as the kernel wants it; ``load`` makes a kernel of a plan. Threads may share it."""
+class Kernels:
+    """Blocks as the kernel wants them; ``load`` makes a kernel of a plan. Threads may share it."""
 
-    def __init__(
-        self, net: ResNet, blocks: Sequence[FoldedBlock], load: Callable[[Plan], Kernel], device: Device
-    ) -> None:
-        self.config, self.dtype = net.config, net.stem.weight.dtype
-        self.load, self.device = load, device
+    def __init__(self, weights: Sequence[Weights], load: Callable[[Plan], Kernel], device: Device) -> None:
+        self.weights, self.load, self.device = weights, load, device
         self.loaded: dict[Plan, Kernel | str] = {}  # or why it cannot be
         self._loading = threading.Lock()
-        self.stem, self.last = pack_stem(net.stem), pack_last(net.norm, net.classifier)
-        common = {"stem": self.stem.data_ptr(), "last": self.last.data_ptr()}
-        self.weights = [
-            Weights(block, folded, common) for block, folded in zip(net.blocks, blocks, strict=True)
-        ]
         self.kernels: dict[tuple[int, int, int], list[tuple[Plan, Kernel]]] = {}
         self.calls: dict[tuple[torch.Size, tuple[int, ...]], Call] = {}
-        self.candidates(net.config.image_size, net.config.image_size, 1)  # which may fail
+
+    def candidates(self, height: int, width: int, batch: int) -> list[list[Plan]]:
+        """Return ways to run each block for so many inputs of this size, the likeliest first."""
+        raise NotImplementedError
+
+    def size_of(self, images: Tensor) -> tuple[int, int, int]:
+        """Return the height and width of the inputs, and how many there are."""
+        raise NotImplementedError
 
     @property
     def direct(self) -> bool:
@@ -90,15 +98,8 @@ class OnChip:
         """
         return not any(weights.draws for weights in self.weights)
 
-    def candidates(self, height: int, width: int, batch: int) -> list[list[Plan]]:
-        """Return ways to run each block for so many images of this size, the likeliest first."""
-        channels = tuple(weights.channels for weights in self.weights)
-        half = self.dtype == torch.float16
-        adaptive = any(weights.adaptive for weights in self.weights)
-        return candidates(channels, height, width, self.config.classes, half, adaptive, batch, self.device)
-
     def prepare(self, height: int, width: int, batch: int) -> list[tuple[Plan, Kernel]]:
-        """Return the kernels for so many images of this size, compiled at the first."""
+        """Return the kernels for so many inputs of this size, compiled at the first."""
         size = (height, width, batch)
         if size not in self.kernels:
             by_block = self.candidates(*size)
@@ -137,9 +138,9 @@ class OnChip:
             return str(problem)
 
     def tune(self, images: Tensor) -> None:
-        """For images of this size, take the kernels that are the fastest with these."""
-        height, width = images.shape[2:]
-        by_block = self.candidates(height, width, len(images))
+        """For inputs of this size, take the kernels that are the fastest with these."""
+        size = self.size_of(images)
+        by_block = self.candidates(*size)
         self._load_all(plan for plans in by_block for plan in plans)
         chosen, u = [], images
         for plans, weights in zip(by_block, self.weights, strict=True):
@@ -156,11 +157,11 @@ class OnChip:
                 best = min(ways, key=seconds.__getitem__)
             chosen.append(ways[best])
             u, _ = calls[best](u)
-        self.kernels[height, width, len(images)] = chosen
+        self.kernels[size] = chosen
         self.calls.clear()
 
     def __call__(self, images: Tensor) -> Outputs:
-        """Run the network."""
+        """Run the blocks."""
         layout = images.shape, images.stride()
         call = self.calls.get(layout)
         if call is None:
@@ -171,6 +172,30 @@ class OnChip:
         return call(images)
 
     def _prepared(self, images: Tensor) -> Call:
-        batch, _, height, width = images.shape
-        kernels = self.prepare(height, width, batch)
+        kernels = self.prepare(*self.size_of(images))
         return Call([(*each, weights) for each, weights in zip(kernels, self.weights, strict=True)], images)
+
+
+class OnChip(Kernels):
+    """A whole network, from images to logits."""
+
+    def __init__(
+        self, net: ResNet, blocks: Sequence[FoldedBlock], load: Callable[[Plan], Kernel], device: Device
+    ) -> None:
+        self.config, self.dtype = net.config, net.stem.weight.dtype
+        self.stem, self.last = pack_stem(net.stem), pack_last(net.norm, net.classifier)
+        common = {"stem": self.stem.data_ptr(), "last": self.last.data_ptr()}
+        super().__init__([Weights(block, common) for block in blocks], load, device)
+        self.candidates(net.config.image_size, net.config.image_size, 1)  # which may fail
+
+    def candidates(self, height: int, width: int, batch: int) -> list[list[Plan]]:
+        """Return ways to run each block for so many images of this size, the likeliest first."""
+        channels = tuple(weights.channels for weights in self.weights)
+        half = self.dtype == torch.float16
+        adaptive = any(weights.adaptive for weights in self.weights)
+        return candidates(channels, height, width, self.config.classes, half, adaptive, batch, self.device)
+
+    def size_of(self, images: Tensor) -> tuple[int, int, int]:
+        """Return the height and width of images, and how many there are."""
+        batch, _, height, width = images.shape
+        return height, width, batch

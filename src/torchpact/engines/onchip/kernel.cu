@@ -61,14 +61,15 @@ extern "C" __global__ void SHARED_IMAGES __launch_bounds__(THREADS, CTAS) onchip
         array<unsigned>(PAST)[row] = row < images * HEIGHT ? ~0u >> (32 - WIDTH) : 0;
     for (int pixel = threadIdx.x; pixel < PIXELS; pixel += THREADS) at<unsigned char>(STEPS + pixel) = a.units;
     copied();
-    if (CLUSTER > 1 && ENTRY_STRIDE == 1) meet();  // before anyone is given anything
+    if (CLUSTER > 1 && ENTRY_STRIDE < 2) meet();  // before anyone is given anything
     await_last();
     enter(a, first, images);
 
-    if (ENTRY_STRIDE == 1) refresh<1, false>(Rows{false, first_pixel(1), end_pixel(1, images) - first_pixel(1)});
+    if (ENTRY_STRIDE < 2) refresh<1, false>(Rows{false, first_pixel(1), end_pixel(1, images) - first_pixel(1)});
     Weights<Source<true, false>> ones(weights_of(a, 0));
     HeadOf<true> none;
-    bool fewer = true;  // than the list has
+    bool fewer = CLUSTER > 1 || images < IMAGES;  // than the list has
+    if (!fewer) list_all();
     for (int unit = 0; unit < a.units; ++unit) {
         STAMP(0);
         const bool entered = ENTRY_STRIDE == 2 && unit == 0;  // the first convolution is done

@@ -4,7 +4,7 @@
 typedef unsigned short half_t;  // bits
 
 struct Args {
-    const half_t* input;       // images, or the map of the block before as (batch, 2 HEIGHT, 2 WIDTH, CHANNELS / 2)
+    const half_t* input;       // images, or the map of the block before: (batch, 2 HEIGHT, 2 WIDTH, CHANNELS / 2), or as output
     half_t* output;            // the map as (batch, HEIGHT, WIDTH, CHANNELS); of the LAST block, logits of classes
     const uint4* weights;      // of all convolutions, as fragments
     const float* norms;        // of every unit: scale and shift before its convolutions, CHANNELS each

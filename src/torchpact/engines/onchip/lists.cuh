@@ -173,6 +173,16 @@ struct Lists {
     }
 };
 
+// The list of all pixels, of whom all are active: as Lists would have it if eight divide the width.
+DEVICE void list_all() {
+    for (int place = threadIdx.x; place < PIXELS / TALL; place += THREADS) {
+        const int line = place / WIDTH, column = WIDTH % 8 ? place % WIDTH : place % WIDTH / 8 * 8 + ((place - turn_of(line)) & 7);
+        array<unsigned short>(LIST)[place] = (line * TALL * WIDTH + column) | ((1 << TALL) - 1) << (16 - TALL);
+    }
+    if (threadIdx.x < Lists::PARTS) at<int>(COUNTS + 4 * threadIdx.x) = threadIdx.x == 0 ? PIXELS / TALL : 0;
+    __syncthreads();
+}
+
 // Add u of pixels whose lines have halted since the last time to the warp's sums. A warp has rows of one image, a lane eight
 // channels of some columns.
 DEVICE void add_halted() {
@@ -210,22 +220,33 @@ DEVICE void add_halted() {
     }
 }
 
-// x = relu(norm(u)) at pixels of the list, or at consecutive ones, when there is no list yet; GIVEN to other CTAs, too.
+// x = relu(norm(u)) at pixels of the list, or at consecutive ones, when there is no list yet; GIVEN to other CTAs, too. A thread
+// reads some before it writes any, which the compiler would not dare.
 template <int T, bool GIVEN> DEVICE void refresh(const Rows& rows) {
+    constexpr int STEP = THREADS / CHUNKS, SIDE = 4 / T;
     const unsigned thread = anew(threadIdx.x);
     const int chunk = thread % CHUNKS;
     const int start = (THREADS - 1 - thread) / CHUNKS;  // the last ones have least to do else
     if (start >= rows.count) return;
     const Norm norm(array<float>(NORMS), CHANNELS, chunk);
-    for (int i = start; i < rows.count; i += THREADS / CHUNKS) {
-        const Entry entry = rows[i];
+#pragma unroll 1
+    for (int i = start; i < rows.count; i += SIDE * STEP) {
+        int pixels[SIDE];
+        uint4 u[SIDE][T];
 #pragma unroll
-        for (int t = 0; t < T; ++t) {
-            const int pixel = entry.pixel(t);
-            const int to = X + slot_at(slot_of(pixel), chunk);
-            const uint4 v = norm(at<uint4>(home_at(pixel, chunk)));
-            if (GIVEN) put_pixel(pixel, to, v);
-            else at<uint4>(to) = v;
+        for (int s = 0; s < SIDE; ++s) {
+            pixels[s] = rows[i + s * STEP].pixel();
+#pragma unroll
+            for (int t = 0; t < T; ++t) u[s][t] = at<uint4>(home_at(pixels[s] + t * WIDTH, chunk));
         }
+#pragma unroll
+        for (int s = 0; s < SIDE; ++s)
+#pragma unroll
+            for (int t = 0; t < T; ++t) {
+                const int pixel = pixels[s] + t * WIDTH, to = X + slot_at(slot_of(pixel), chunk);
+                if (s && i + s * STEP >= rows.count) break;
+                if (GIVEN) put_pixel(pixel, to, norm(u[s][t]));
+                else at<uint4>(to) = norm(u[s][t]);
+            }
     }
 }

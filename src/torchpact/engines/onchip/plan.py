@@ -6,6 +6,9 @@ from dataclasses import dataclass, replace
 
 from torchpact.engines.folding import Unsupported
 
+WIDEST = 32
+"""Pixels in a row of a map: a row is the bits of a word."""
+
 
 def _plane(pixels: int, chunks: int) -> int:
     """Return the bytes of eight channels of these pixels; see ``plane_of`` of the kernel."""
@@ -26,7 +29,7 @@ class Plan:
     channels: int
     height: int
     width: int
-    entry_stride: int
+    entry_stride: int  # of the first unit; 1 after the stem, which the kernel computes, 0 if the map is given
     last: bool
     classes: int
     images: int
@@ -101,9 +104,10 @@ def candidates(
     device: Device,
 ) -> list[list[Plan]]:
     """Return for every block the plans that are worth a measurement, the likeliest first."""
-    if width > 32 or height > 255 or height % 4 or width % 4:
+    if width > WIDEST or height > 255 or height % 4 or width % 4:
         raise Unsupported(
-            f"onchip: expected images of sizes in multiples of 4, no wider than 32; got {height}×{width}"
+            f"onchip: expected images of sizes in multiples of 4, no wider than {WIDEST}; "
+            f"got {height}×{width}"
         )
     made = []
     for k, count in enumerate(channels):
@@ -117,19 +121,25 @@ def candidates(
             classes=classes,
             images=1,
             adaptive=adaptive,
-            gap=8 if width >> k == 32 else 1,  # by banks that adds meet, all active: 1.0 for 3.9 turns
             overlap=k > 0 and device.overlaps,
         )
-        ways = _ways(block, batch, device)
-        found = [*dict.fromkeys(plan for way in ways if (plan := _first(way, batch, device)))]
-        if not found:
-            need = block.shared_bytes // 1024
-            raise Unsupported(
-                f"onchip: expected maps that fit {device.shared // 1024} KB of shared memory, got {need} KB "
-                f"for {block.channels} channels of {block.height}×{block.width}"
-            )
-        made.append(found)
+        made.append(candidates_of(block, batch, device))
     return made
+
+
+def candidates_of(block: Plan, batch: int, device: Device) -> list[Plan]:
+    """Return plans for a block, of which ``block`` has the sizes, likewise."""
+    if block.width == 32:
+        block = replace(block, gap=8)  # by banks that adds meet, all active: 1.0 for 3.9 turns
+    ways = _ways(block, batch, device)
+    found = [*dict.fromkeys(plan for way in ways if (plan := _first(way, batch, device)))]
+    if not found:
+        need = block.shared_bytes // 1024
+        raise Unsupported(
+            f"onchip: expected maps that fit {device.shared // 1024} KB of shared memory, got {need} KB "
+            f"for {block.channels} channels of {block.height}×{block.width}"
+        )
+    return found
 
 
 def _first(way: Iterable[Iterable[Plan]], batch: int, device: Device) -> Plan | None:

@@ -1,0 +1,145 @@
+"""A block by itself, run by the kernel's source on the CPU; see emulator.hpp."""
+
+import pytest
+import torch
+
+import torchpact as tp
+from tests.engines.networks import block_of, bottlenecks_of, halt_outside, lively, relative
+from tests.engines.onchip.emulation import H200, emulated, needs_compiler, tame
+from torchpact.engines import ENGINES, FoldedBlock, Unsupported, deploy, deployment
+from torchpact.engines.graphs import repeatable
+from torchpact.engines.onchip import OnChipBlock
+from torchpact.engines.onchip.block import build, check
+from torchpact.models import ResidualUnit
+
+CUDA = torch.cuda.is_available()
+
+
+def on_chip(block, device=H200, **how):
+    folded = FoldedBlock(block)
+    check(folded)
+    return OnChipBlock(folded, lambda plan: emulated(plan, **how), device)
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    ("channels", "size", "batch", "stride", "how"),
+    [
+        (16, (32, 32), 2, 1, {}),
+        (16, (8, 8), 300, 1, {}),  # a CTA each, several at once
+        (32, (9, 7), 3, 1, {}),
+        (64, (8, 8), 5, 1, {"reverse": True}),
+        (32, (6, 5), 3, 2, {}),
+        (64, (8, 8), 2, 2, {"watched": True}),
+        (16, (16, 16), 2, 1, {"watched": True}),
+    ],
+)
+def test_equals_the_dense_block_in_single_precision(channels, size, batch, stride, how):
+    block, u = block_of(channels, *size, batch, seed=2, stride=stride)
+    block, u = tame(block), u.half()
+    with torch.no_grad():
+        expected, reference = block.half().float()(u.float())
+    output, ponder = on_chip(block.half(), **how)(u)
+    assert output.dtype == torch.float16
+    assert output.is_contiguous(memory_format=torch.channels_last)
+    assert 1 < reference.steps.double().mean() < block.max_steps
+    assert ponder.steps.shape == reference.steps.shape
+    assert (ponder.steps == reference.steps).double().mean() > 0.995
+    if torch.equal(ponder.steps, reference.steps):
+        assert relative(output, expected) < 2e-3
+        assert relative(ponder.probs, reference.probs) < 2e-3
+
+
+@needs_compiler
+def test_a_plain_block_has_no_ponder():
+    block = tame(lively(2, units=2, adaptive=False)).blocks[0]
+    u = torch.randn(2, 16, 8, 8).half()
+    with torch.no_grad():
+        expected, _ = deployment.ENGINES["dense"](FoldedBlock(block.half().float()))(u.float())
+    output, ponder = on_chip(block.half())(u)
+    assert ponder is None
+    assert relative(output, expected) < 1e-3
+
+
+@needs_compiler
+def test_maps_may_lie_anyhow_and_be_none():
+    block, u = block_of(16, 8, 12, 3)
+    run, u = on_chip(tame(block).half()), u.half()
+    expected, _ = run(u)
+    odd = torch.empty(u.numel() + 1, dtype=u.dtype)[1:].view(3, 8, 12, 16).copy_(u.permute(0, 2, 3, 1))
+    assert odd.data_ptr() % 16
+    for same in (u.contiguous(memory_format=torch.channels_last), odd.permute(0, 3, 1, 2)):
+        output, _ = run(same)
+        assert torch.equal(output, expected)
+    output, ponder = run(u[:0])
+    assert output.shape == (0, 16, 8, 12)
+    assert ponder.steps.shape == (0, 1, 8, 12)
+
+
+def test_maps_that_do_not_fit_are_run_by_the_dense_engine():
+    block, u = block_of(16, 4, 40, 2)
+    run, u = on_chip(block.half()), u.half()
+    with pytest.raises(Unsupported, match="expected maps no wider than 32, got 4×40"):
+        run.tune(u)
+    output, ponder = run(u)
+    expected, reference = ENGINES["dense"](FoldedBlock(block))(u)
+    assert torch.equal(output, expected)
+    assert torch.equal(ponder.steps, reference.steps)
+
+
+def test_says_what_it_cannot_run():
+    block = tp.AdaptiveBlock([ResidualUnit(16, 32)], []).half()
+    with pytest.raises(Unsupported, match="got stride 1 from 16 to 32 channels"):
+        check(FoldedBlock(block))
+    with pytest.raises(Unsupported, match="got bottlenecks"):
+        check(FoldedBlock(bottlenecks_of(64, 4, 4, 1)[0].half()))
+    with pytest.raises(Unsupported, match="half precision"):
+        check(FoldedBlock(lively().blocks[0]))
+    with pytest.raises(Unsupported, match="a network on a GPU, got one on cpu"):
+        build(FoldedBlock(lively().half().blocks[0]))
+    block, u = block_of(32, 4, 4, 1, stride=2)
+    with pytest.raises(Unsupported, match="even sizes, got 7×8"):
+        on_chip(block.half()).tune(u.half()[:, :, :7])
+
+
+@needs_compiler
+def test_deploy_runs_those_blocks_of_a_network_that_fit(monkeypatch):
+    """Images are too wide for the first block, and so for the network as a whole."""
+    monkeypatch.setitem(
+        deployment.ENGINES, "onchip", lambda block: OnChipBlock(block, lambda plan: emulated(plan), H200)
+    )
+    model = tame(lively(2, units=2)).half()
+    images = torch.randn(1, 3, 8, 36).half()
+    fast = deploy(model, images, engines=["onchip"])
+    assert [each.engine for each in fast.report.measurements] == ["dense", "onchip", "onchip", "blocks"]
+    assert "onchip: expected maps no wider than 32, got 8×36" in fast.explain()
+    logits, ponders = fast(images)
+    with torch.no_grad():
+        expected, references = model.float()(images.float())
+    assert relative(logits, expected) < 5e-3
+    assert all(torch.equal(a.steps, b.steps) for a, b in zip(ponders, references, strict=True))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not CUDA, reason="needs a CUDA device")
+@pytest.mark.parametrize("stride", [1, 2])
+@pytest.mark.parametrize(
+    ("channels", "size", "batch"), [(16, 32, 1), (16, 32, 64), (32, 16, 300), (64, 8, 64), (64, 8, 1000)]
+)
+@torch.no_grad()
+def test_on_a_gpu_single_blocks_equal_dense_ones_in_graphs_too(channels, size, batch, stride):
+    if stride == 2 and channels == 16:
+        pytest.skip("no block has 8 channels before it")
+    block, u = block_of(channels, size, size, batch, stride=stride)
+    mask = torch.rand(batch, *u.shape[2:]) < 0.3
+    block, u = (block, u) if stride == 2 else halt_outside(block, u, mask)
+    block, u = tame(block).half().cuda(), u.half().cuda()
+    expected, reference = block.float()(u.float())
+    run = build(FoldedBlock(block.half()))
+    run.tune(u)
+    for call in (lambda: run(u), repeatable(run, u)):
+        for _ in range(3):
+            output, ponder = call()
+            assert (ponder.steps == reference.steps).double().mean() > 0.995
+            if torch.equal(ponder.steps, reference.steps):
+                assert relative(output, expected) < 2e-3
