@@ -104,7 +104,8 @@ class AsForMany(OnChip):
 
 def engine(model, mode=None, made=AsForMany, device=H200, **how):
     blocks = [FoldedBlock(block, mode) for block in model.blocks]
-    check(model, blocks)
+    for block in blocks:
+        check(block)
     return made(model, blocks, lambda plan: emulated(plan, **how), device)
 
 

@@ -35,7 +35,7 @@ def on_chip(block, device=H200, **how):
     ],
 )
 def test_equals_the_dense_block_in_single_precision(channels, size, batch, stride, how):
-    block, u = block_of(channels, *size, batch, seed=2, stride=stride)
+    block, u = block_of(channels, size[0], size[1], batch, seed=2, stride=stride)
     block, u = tame(block), u.half()
     with torch.no_grad():
         expected, reference = block.half().float()(u.float())
@@ -55,7 +55,7 @@ def test_a_plain_block_has_no_ponder():
     block = tame(lively(2, units=2, adaptive=False)).blocks[0]
     u = torch.randn(2, 16, 8, 8).half()
     with torch.no_grad():
-        expected, _ = deployment.ENGINES["dense"](FoldedBlock(block.half().float()))(u.float())
+        expected, _ = ENGINES["dense"](FoldedBlock(block.half().float()))(u.float())
     output, ponder = on_chip(block.half())(u)
     assert ponder is None
     assert relative(output, expected) < 1e-3
@@ -84,6 +84,7 @@ def test_maps_that_do_not_fit_are_run_by_the_dense_engine():
     output, ponder = run(u)
     expected, reference = ENGINES["dense"](FoldedBlock(block))(u)
     assert torch.equal(output, expected)
+    assert reference is not None
     assert torch.equal(ponder.steps, reference.steps)
 
 
@@ -140,6 +141,7 @@ def test_on_a_gpu_single_blocks_equal_dense_ones_in_graphs_too(channels, size, b
     for call in (lambda: run(u), repeatable(run, u)):
         for _ in range(3):
             output, ponder = call()
+            assert ponder is not None
             assert (ponder.steps == reference.steps).double().mean() > 0.995
             if torch.equal(ponder.steps, reference.steps):
                 assert relative(output, expected) < 2e-3

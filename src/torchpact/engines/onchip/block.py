@@ -7,21 +7,22 @@ from torch import Tensor
 
 from torchpact.block import Ponder
 from torchpact.engines import dense
-from torchpact.engines.folding import FoldedBlock, Runner, Unsupported
+from torchpact.engines.folding import FoldedBlock, Unsupported
+from torchpact.engines.onchip import engine
 from torchpact.engines.onchip.calls import Kernel, Weights
-from torchpact.engines.onchip.engine import Kernels, check_block, on_device
+from torchpact.engines.onchip.engine import Kernels, on_device
 from torchpact.engines.onchip.plan import WIDEST, Device, Plan, candidates_of
 
 
-def build(block: FoldedBlock) -> Runner:
+def build(block: FoldedBlock) -> "OnChipBlock":
     """Return a runner of a block on a GPU."""
     check(block)
     return OnChipBlock(block, *on_device(block.weight.device))
 
 
 def check(block: FoldedBlock) -> None:
-    """Refuse blocks that the kernel does not know."""
-    check_block(block)
+    """Refuse what the kernel does not know of single blocks."""
+    engine.check(block)
     if block.bottleneck:
         raise Unsupported("onchip: expected units of two 3×3 convolutions, got bottlenecks")
     first = block.units[0]

@@ -33,7 +33,8 @@ MOST_CALLS = 256
 
 def build(net: ResNet, blocks: Sequence[FoldedBlock]) -> "OnChip":
     """Return a runner of the whole network on a GPU."""
-    check(net, blocks)
+    for block in blocks:
+        check(block)
     return OnChip(net, blocks, *on_device(net.stem.weight.device))
 
 
@@ -53,14 +54,8 @@ def on_device(device: torch.device) -> tuple[Callable[[Plan], Kernel], Device]:
     return partial(load, device=device), limits
 
 
-def check(net: ResNet, blocks: Sequence[FoldedBlock]) -> None:
-    """Refuse networks that the kernel does not know."""
-    for block in blocks:
-        check_block(block)
-
-
-def check_block(block: FoldedBlock) -> None:
-    """Refuse a block likewise."""
+def check(block: FoldedBlock) -> None:
+    """Refuse what the kernel does not know."""
     dtype, head, units = block.weight.dtype, block.head, len(block.units)
     if dtype not in (torch.bfloat16, torch.float16):
         raise Unsupported(f"onchip: expected a network in half precision (bfloat16 or float16), got {dtype}")
