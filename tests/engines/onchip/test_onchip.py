@@ -162,6 +162,41 @@ def test_all_and_none_active(bias):
 
 
 @needs_compiler
+@pytest.mark.parametrize("details", [True, False])
+def test_a_decision_for_every_image(details):
+    """All pixels of an image take it; images that share a CTA may take others."""
+    model, images = by_image()
+    expected, references = reference(model.half(), images)
+    with tp.use_mode(model.half(), "thresholded", details=details):
+        logits, ponders = engine(model)(images)
+    assert len({tuple(int(p.steps[i]) for p in references) for i in range(7)}) > 2
+    for ponder, wanted in zip(ponders, references, strict=True):
+        assert ponder.steps.shape == ponder.cost.shape == (7, 1, 1, 1)
+        assert torch.equal(ponder.steps, wanted.steps)
+        assert ponder.probs.shape == wanted.probs.shape
+        assert relative(ponder.probs, wanted.probs) < 2e-3 if details else ponder.probs.isnan().all()
+    assert relative(logits, expected) < 2e-3
+
+
+@needs_compiler
+def test_draws_one_decision_for_every_image():
+    model, images = by_image()
+    modes = [tp.Discrete(torch.Generator().manual_seed(1)) for _ in range(2)]
+    _, references = reference(model.half(), images, modes[1])
+    _, ponders = engine(model.half(), modes[0])(images)
+    for ponder, wanted in zip(ponders, references, strict=True):
+        assert torch.equal(ponder.steps, wanted.steps)
+        assert torch.allclose(ponder.log_prob, wanted.log_prob, atol=0.05)
+
+
+def by_image():
+    """A network that decides for images, and some that it does not treat alike."""
+    model = tame(lively(1, units=4, per="image", halting_bias=-0.4))
+    contrast = torch.linspace(0.2, 3, 7).view(-1, 1, 1, 1)
+    return model, (torch.randn(7, 3, 16, 8) * contrast).half()
+
+
+@needs_compiler
 def test_draws_and_scores_decisions_as_the_dense_engine_does():
     model = tame(lively(2, units=3)).half()
     images = torch.randn(2, 3, 16, 16).half()

@@ -1,6 +1,7 @@
 """How the engine ``onchip`` is built, tuned and called; and on a GPU, if there is one."""
 
 from concurrent.futures import ThreadPoolExecutor
+from copy import deepcopy
 from dataclasses import replace
 from itertools import pairwise
 
@@ -173,8 +174,9 @@ def test_what_does_not_compile_is_not_compiled_again(monkeypatch):
     ("settings", "dtype", "mode", "line"),
     [
         ({}, torch.float32, None, "half precision"),
-        ({"per": "image"}, torch.float16, None, "a decision for every pixel"),
-        ({"halting_norm": True}, torch.float16, None, "a decision for every pixel"),
+        ({"group": 2}, torch.float16, None, "for every pixel or image, got one for 2×2 pixels"),
+        ({"halting_norm": True}, torch.float16, None, "heads without batch norm"),
+        ({"halting_norm": True, "per": "image"}, torch.float16, None, "heads without batch norm"),
         ({}, torch.float16, tp.ACT(), "thresholded or discrete"),
         ({}, torch.float16, None, "a network on a GPU, got one on cpu"),
     ],
@@ -276,6 +278,23 @@ def test_on_a_gpu_blocks_that_overlap_give_what_others_do_and_a_fresh_thread_may
         for ponder, wanted in zip(ponders, references, strict=True):
             assert torch.equal(ponder.steps, wanted.steps)
             assert torch.equal(ponder.probs, wanted.probs)
+
+
+@pytest.mark.gpu
+@needs_gpu
+@pytest.mark.parametrize("batch", [1, 40, 600])
+def test_on_a_gpu_images_decide_as_in_single_precision(batch):
+    model = tame(lively(1, units=4, per="image", halting_bias=-0.4)).half().cuda()
+    images = torch.randn(batch, 3, 32, 32).half().cuda()
+    with torch.no_grad():
+        expected, references = deepcopy(model).float()(images.float())
+    fast = deploy(model, images, engines=["onchip"])
+    logits, ponders = fast(images)
+    same = torch.stack(
+        [ponder.steps == wanted.steps for ponder, wanted in zip(ponders, references, strict=True)]
+    ).all(0)
+    assert same.double().mean() > 0.9  # some images come close to the bound
+    assert relative(logits[same.flatten()], expected[same.flatten()]) < 5e-3
 
 
 @pytest.mark.gpu

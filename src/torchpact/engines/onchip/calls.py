@@ -55,6 +55,7 @@ class Weights:
         self.channels = units[-1].conv2.weight.size(0)
         self.convolutions, self.norms = pack_convolutions(units), pack_norms(units)
         self.common = common | {"weights": self.convolutions.data_ptr(), "norms": self.norms.data_ptr()}
+        self.per_image = bool(heads) and heads[0].conv is None  # pixels of an image decide alike, then
         if heads:
             heads = heads[: self.units - 1]
             self.heads, self.pools = pack_heads(heads), pack_pools(heads)
@@ -68,10 +69,18 @@ class Weights:
         return args
 
     def drawn(self, shape: Sequence[int], device: torch.device) -> Tensor:
-        """Return what logits must exceed, as the dense engine draws it: for every position, halted or not."""
+        """Return what logits must exceed at (batch, 1, height, width) pixels.
+
+        It is drawn as the dense engine does: for every position, halted or not.
+        """
         assert isinstance(self.mode, Discrete)
-        like = torch.empty(shape, dtype=torch.float32, device=device)
-        return torch.stack([-self.mode.noise(like) for _ in range(self.units - 1)])
+        like = torch.empty(self.positions(shape), dtype=torch.float32, device=device)
+        drawn = torch.stack([-self.mode.noise(like) for _ in range(self.units - 1)])
+        return drawn.expand(-1, *shape).contiguous()
+
+    def positions(self, shape: Sequence[int]) -> tuple[int, ...]:
+        """Return how many of (batch, 1, height, width) pixels decide by themselves."""
+        return (shape[0], 1, 1, 1) if self.per_image else tuple(shape)
 
 
 Stage = tuple[Plan, Kernel, Weights]
@@ -175,11 +184,11 @@ class _Block:
     def __init__(
         self, index: int, weights: Weights, shape: tuple[int, ...], notes: _Pieces, details: _Pieces
     ) -> None:
-        self.index, self.weights, self.shape = index, weights, shape
+        self.index, self.weights, self.pixels = index, weights, shape
         batch, _, height, width = shape
         count = batch * height * width
-        self.strides = (height * width, height * width, width, 1)
-        self.all_shape, self.all_strides = (weights.units, *shape), (max(count, 1), *self.strides)
+        self.shape, self.strides = weights.positions(shape), (height * width, height * width, width, 1)
+        self.all_shape, self.all_strides = (weights.units, *self.shape), (max(count, 1), *self.strides)
         self.steps = notes.add(count)
         self.cost = 2 * notes.add(-(-count // 2))  # counted in floats
         self.details = weights.details
@@ -188,7 +197,7 @@ class _Block:
 
     def tell_bounds(self, args: Args, device: torch.device) -> Tensor:
         """Draw what logits must exceed, which is to be kept until the kernel has been started."""
-        bounds = self.weights.drawn(self.shape, device)
+        bounds = self.weights.drawn(self.pixels, device)
         args.bounds = bounds.data_ptr()
         return bounds
 

@@ -59,8 +59,11 @@ def check(block: FoldedBlock) -> None:
     dtype, head, units = block.weight.dtype, block.head, len(block.units)
     if dtype not in (torch.bfloat16, torch.float16):
         raise Unsupported(f"onchip: expected a network in half precision (bfloat16 or float16), got {dtype}")
-    if head is not None and (head.conv is None or head.group > 1 or head.norm is not None):
-        raise Unsupported("onchip: expected a decision for every pixel, by heads without batch norm")
+    if head is not None and head.pooled_norm is not None:
+        raise Unsupported("onchip: expected heads without batch norm")
+    if head is not None and head.group > 1:
+        patch = f"{head.group}×{head.group}"
+        raise Unsupported(f"onchip: expected a decision for every pixel or image, got one for {patch} pixels")
     if units > 255:
         raise Unsupported(f"onchip: expected no more than 255 units a block, got {units}")
     if block.heads and not isinstance(block.mode, Thresholded | Discrete):

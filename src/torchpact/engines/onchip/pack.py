@@ -54,9 +54,10 @@ def scaled_taps(head: HaltingHead) -> Tensor:
     """Return the taps of a head as multiples of ``TAP_UNIT``; those of float16 as they are.
 
     That is exact, but infinite beyond 2^112. float16 has too few exponents: there the kernel scales the
-    products.
+    products. A head that decides for images has none, which is to say zeros.
     """
-    assert head.conv is not None
+    if head.conv is None:
+        return head.linear.weight.new_zeros(1, head.linear.in_features, 3, 3)
     taps = head.conv.weight.detach()
     return taps if taps.dtype == torch.float16 else taps / TAP_UNIT
 
