@@ -191,7 +191,14 @@ def test_resume_of_a_finished_run_shows_its_results(run, tmp_path):
         (("train", "{}", "--batch", "2001", "--data", "sample"), "expected a batch of at most 2000 examples"),
         (("train", "{}", "--group", "3", "--data", "sample"), "expected a group that divides the maps"),
         (("train", "{}", "--images", "0", "--data", "sample"), "expected 1 to 2000 images, got 0"),
-        (("train", "{}", "--data", "nowhere"), "to fetch CIFAR-10: torchpact data cifar10 --root nowhere"),
+        *(
+            (
+                (*arguments, "--data", "nowhere"),
+                "to fetch CIFAR-10: torchpact data cifar10 --root nowhere; "
+                "or take the bundled sample: --data sample\n",
+            )
+            for arguments in (("train", "{}"), ("evaluate", "resnet32-plain"))
+        ),
         (("train", "{}", "--device", "tpu", "--data", "sample"), "expected a device of auto, cpu or cuda"),
         (("train", "{}", "--device", "cpu:x", "--data", "sample"), "or one as cuda:0; got 'cpu:x'"),
         (("train", "{}", "--warm-start", "none", "--data", "sample"), "none: no such checkpoint"),

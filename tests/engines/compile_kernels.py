@@ -5,12 +5,13 @@ A process of its own, since Triton's interpreter, which tests use, cannot be lef
 
 from typing import Any
 
+import torch
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, compile
 
 from torchpact.engines.gpu_kernels import convolve, survey_all
 from torchpact.engines.gpu_lists import advance
-from torchpact.engines.gpu_tiles import FROZEN, TILES, read_at_once, region_for
+from torchpact.engines.gpu_tiles import FROZEN, TILES, fitting, read_at_once, region_for
 
 MAPS = {"x", "y", "u", "old", "raised", "weight", "columns"}
 INTEGERS = {"zero", "pixels", "height", "width", "iteration", "last"}
@@ -51,7 +52,8 @@ def main() -> None:
         cut = {"P": tiles.pixels, "N": tiles.outputs, "K": tiles.inputs, "SUMS": not whole}
         shape = {"C": channels, "D": channels, "TAPS": 9}
         compiled(convolve, tiles.warps, tiles.stages, LAST=True, ASKED=True, **shape, **cut, **common)
-    compiled(convolve, 4, C=64, D=256, TAPS=1, LAST=True, ASKED=False, **cut, **common)
+    few = fitting(tiles, torch.empty(256, 64, 1, 1, dtype=torch.bfloat16), 227 * 1024)
+    compiled(convolve, 4, C=64, D=256, TAPS=1, LAST=True, ASKED=True, **cut | {"K": few.inputs}, **common)
     compiled(survey_all, 4, C=256, N=128, P=16, K=128, ASKED=True)
     for channels, size in ((64, 56), (128, 28), (256, 14)):
         region, part = region_for(size, size), TILES[channels][1].outputs

@@ -1,5 +1,6 @@
 import csv
 import json
+import sys
 from typing import Any
 
 import pytest
@@ -12,6 +13,8 @@ from torchpact.bench.bottleneck import bottleneck_flops, bottlenecks_with_blobs
 from torchpact.bench.dense import dense_alternatives
 from torchpact.bench.rows import BottleneckBench, NetworkBench, Setting, _runners
 from torchpact.cli import app
+from torchpact.commands import bench as command
+from torchpact.engines import ENGINES, Unsupported
 from torchpact.engines.timing import in_turns
 from torchpact.flops import max_flops
 from torchpact.models import ResidualUnit, ResNetConfig
@@ -48,6 +51,23 @@ def test_rows_as_json(tmp_path):
     assert len(found["files"]) == 3
 
 
+def test_without_matplotlib_only_the_figure_is_left_out(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    result = run("--block", "16x4", "--batch", "2", "--active", "0.5", "-o", str(tmp_path))
+    assert result.exit_code == 0, result.output
+    said = 'no figure: expected the package matplotlib to be installed (pip install ".[plot]", from a clone)'
+    assert said in result.stderr.splitlines()
+    assert "of theory" in result.stdout
+    assert result.stdout.endswith(f"{tmp_path / 'bench.csv'}\n")
+    assert [path.name for path in tmp_path.iterdir()] == ["bench.csv"]
+
+
+@pytest.mark.parametrize(("count", "said"), [(1, "1 thread"), (2, "2 threads")])
+def test_threads_of_a_cpu_are_counted(monkeypatch, count, said):
+    monkeypatch.setattr(torch, "get_num_threads", lambda: count)
+    assert command._name(torch.device("cpu")).endswith(f", {said}")
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -81,6 +101,16 @@ def test_blocks_are_compiled_where_dense_ones_are():
     block, u = block_with_blobs(16, 4, 1, 0.5)
     assert "compiled" not in _runners(block, u)
     assert "compiled" in _runners(block, u, compiling=True)
+
+
+def test_engines_that_refuse_a_map_are_left_out(monkeypatch):
+    class Choosy:
+        def tune(self, u):
+            raise Unsupported(f"got {tuple(u.shape)}")
+
+    block, u = block_with_blobs(16, 4, 1, 0.5)
+    monkeypatch.setitem(ENGINES, "choosy", lambda block: Choosy())
+    assert "choosy" not in _runners(block, u)
 
 
 def test_a_network_is_measured_with_its_memory():

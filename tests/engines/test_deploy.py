@@ -115,7 +115,10 @@ def test_the_table_says_what_was_chosen_and_why_not_more(monkeypatch):
         raise Unsupported("native: expected a C++ compiler, found none")
 
     monkeypatch.setitem(deployment.ENGINES, "native", refuse)
-    fast = tp.deploy(tell_heads(lively(), 50.0), images_of(2, size=32), engines=["native"])
+    with pytest.warns(
+        UserWarning, match=r"got native: the dense engine runs\. native: expected a C\+\+ compiler"
+    ):
+        fast = tp.deploy(tell_heads(lively(), 50.0), images_of(2, size=32), engines=["native"])
     lines = fast.explain().splitlines()
     assert lines[0].split() == [
         "block",
@@ -366,9 +369,15 @@ def test_autocast_around_it_changes_nothing():
 def test_engines_are_a_list():
     with pytest.raises(TypeError, match="expected a list of engines, got the string 'dense'"):
         tp.deploy(lively(), images_of(1), engines="dense")
+    with pytest.raises(TypeError, match="expected a tensor of images as the example, got list"):
+        tp.deploy(lively(), [1, 2])  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("copy", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_it_is_in_evaluation_whatever_the_model_is_in():
+    assert not tp.deploy(lively().train(), images_of(1)).training
+
+
+@pytest.mark.parametrize("copy", [copy.copy, copy.deepcopy, pickle.dumps, lambda fast: fast.state_dict()])
 def test_copies_and_files_are_refused_in_one_line(copy):
     fast = tp.deploy(lively(), images_of(1))
     with pytest.raises(TypeError, match="a deployed network can be neither copied nor saved") as raised:

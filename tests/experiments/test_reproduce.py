@@ -43,6 +43,10 @@ def test_everything_is_made_from_nothing_and_then_found_again(run, tmp_path, mon
     code, out, err = run("fig5", "--scale", "smoke", "--draw-only")
     assert code == 0
     assert err.splitlines() == [f"fig5: 2 of 3 runs; missing: {lost}", "6 files, from 2 of 3 runs"]
+    # tables are made from whatever there is: they have no runs of their own to count
+    for name in ("summary", "table"):
+        code, _, err = run(name, "--scale", "smoke", "--draw-only")
+        assert (code, err) == (0, "2 files\n")
     weights = tmp_path / "work" / "smoke" / "resnet14-plain-seed0" / "last.safetensors"
     weights.rename(tmp_path / "kept")
     code, out, _ = run("fig5", "--scale", "smoke", "--list")
@@ -93,6 +97,12 @@ def test_a_run_that_cannot_be_made_is_named_and_the_rest_is_drawn(run, tmp_path)
     assert "resnet14-plain-seed0: " in err
     assert "resnet14-relaxed-tau0.01-seed0: has nothing to start or learn from" in err
     assert "Traceback" not in err
+
+
+def test_without_cifar10_nobody_is_told_to_take_the_sample_for_it(run, tmp_path):
+    code, _, err = run("fig3", "--scale", "fast", "--data", tmp_path)
+    assert code == 2
+    assert err.endswith(f"to fetch CIFAR-10: torchpact data cifar10 --root {tmp_path}\n")
 
 
 @pytest.mark.parametrize(

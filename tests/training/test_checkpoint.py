@@ -43,6 +43,15 @@ def test_a_model_comes_back_whole(good):
     assert torch.equal(model.stem.weight, load_checkpoint(path).tensors["model.stem.weight"])
 
 
+def test_a_path_may_be_a_string(good):
+    path, _ = good
+    model, restored = load_model(str(path))
+    assert restored == config()
+    assert torch.equal(model.stem.weight, load_checkpoint(str(path)).tensors["model.stem.weight"])
+    with pytest.raises(CheckpointError, match="nowhere: no such checkpoint"):
+        load_model("nowhere")
+
+
 def corruptions(data):
     """A hundred each of flipped bits and truncations, anywhere in the file, header and tensors alike."""
     generator = random.Random(0)

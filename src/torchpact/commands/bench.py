@@ -57,7 +57,9 @@ def bench(
     ] = None,
     model: Annotated[
         list[str] | None,
-        typer.Option(help="Networks, named as for evaluate, which decide on test images; repeated."),
+        typer.Option(
+            help="Networks, named as for evaluate, which decide on the bundled test images; repeated."
+        ),
     ] = None,
     batch: Annotated[list[int] | None, typer.Option(help="Batch sizes; repeated.")] = None,
     active: Annotated[list[float] | None, typer.Option(help="Shares of active pixels; repeated.")] = None,
@@ -78,8 +80,8 @@ def bench(
 
     Active pixels are blobs of the given share, after the first unit of each block. Networks return logits
     and steps, without the probabilities that a dense one has not (deploy with details=False). "of theory"
-    is the measured speed-up divided by what FLOPs promise. Writes bench.csv, bench.png and bench.pdf, as it
-    goes on.
+    is the measured speed-up divided by what FLOPs promise. Writes bench.csv as it goes on and then, of what
+    was measured with blobs, bench.png and bench.pdf; of --model alone nothing is drawn.
 
     [dim]Example: torchpact bench --quick -o out[/dim]
     """
@@ -114,8 +116,7 @@ def bench(
             rows.append(row)
             console.print(_line(row), markup=False, highlight=False)
             _write_csv(output / "bench.csv", rows)
-    drawn = draw(rows, output, title) if any("blobs" in row["masks"] for row in rows) else []
-    files = [str(output / "bench.csv"), *map(str, drawn)]
+    files = [str(output / "bench.csv"), *map(str, _draw(rows, output, title, console))]
     if as_json:
         print(json.dumps({"device": title, "rows": rows, "files": files}, indent=2))
         return
@@ -161,6 +162,16 @@ def _measure(
             yield of(model.config, images).row(f"trained, {network.recipe}", model, images, mode=mode)
 
 
+def _draw(rows: Sequence[Row], folder: Path, title: str, console: Console) -> list[Path]:
+    if not any("blobs" in row["masks"] for row in rows):
+        return []
+    try:
+        return draw(rows, folder, title)
+    except ValueError as error:  # matplotlib is an extra
+        console.print(f"no figure: {error}", markup=False, highlight=False, soft_wrap=True)
+        return []
+
+
 def _blocks(names: Sequence[str]) -> list[tuple[int, int]]:
     return [_block(name) for name in names if name != "none"]
 
@@ -187,7 +198,8 @@ def _busy() -> bool:
 def _name(device: torch.device) -> str:
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
-    return f"{platform.processor() or platform.machine()}, {torch.get_num_threads()} threads"
+    threads = torch.get_num_threads()
+    return f"{platform.processor() or platform.machine()}, {threads} thread{'s' if threads > 1 else ''}"
 
 
 def _line(row: Row) -> str:

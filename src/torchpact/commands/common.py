@@ -4,12 +4,12 @@ import os
 import re
 import tempfile
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 import torch
 import typer
 
-from torchpact.data import Images, load_cifar10, load_sample
+from torchpact.data import DataError, Images, load_cifar10, load_sample
 from torchpact.models import ResNet, zoo
 from torchpact.models.hub_files import FILES, files_in, mode_of, name_of
 from torchpact.modes import MODES, Mode
@@ -125,17 +125,33 @@ def check_folder(folder: Path) -> None:
 
 def load_test(root: Path | None, device: torch.device) -> Images:
     """Return the test images."""
-    if root == Path("sample"):
-        return load_sample("test", device)
-    return load_cifar10(root, "test", device)
+    return _load(root, "test", device)
 
 
-def load_data(root: Path | None, device: torch.device, limit: int | None = None) -> tuple[Images, Images]:
-    """Return the training images, or the first ``limit`` of them, and the test images."""
-    train = load_sample("train", device) if root == Path("sample") else load_cifar10(root, "train", device)
-    test = load_test(root, device)
+def load_data(
+    root: Path | None, device: torch.device, limit: int | None = None, *, or_sample: bool = True
+) -> tuple[Images, Images]:
+    """Return the training images, or the first ``limit`` of them, and the test images.
+
+    ``or_sample`` is whether who has no CIFAR-10 is told of the sample.
+    """
+    train = _load(root, "train", device, or_sample)
+    test = _load(root, "test", device, or_sample)
     if limit is not None:
         if not 1 <= limit <= len(train):
             raise ValueError(f"expected 1 to {len(train)} images, got {limit}")
         train = Images(train.images[:limit], train.labels[:limit])
     return train, test
+
+
+def _load(
+    root: Path | None, split: Literal["train", "test"], device: torch.device, or_sample: bool = True
+) -> Images:
+    if root == Path("sample"):
+        return load_sample(split, device)
+    try:
+        return load_cifar10(root, split, device)
+    except DataError as error:
+        if not or_sample:
+            raise
+        raise DataError(f"{error}; or take the bundled sample: --data sample") from error

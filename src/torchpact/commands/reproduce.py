@@ -85,7 +85,8 @@ def reproduce(
             print(path)
     wanted = {run.name: run for run in runs}.values()
     finished = sum(archive.record(run) is not None for run in wanted)
-    _say(f"{len(made)} files, from {finished} of {len(wanted)} runs")
+    # tables have no runs of their own: they are made from whatever there is
+    _say(f"{len(made)} files" + (f", from {finished} of {len(wanted)} runs" if wanted else ""))
     for problem in problems[:-1]:
         _say(problem)
     if problems:
@@ -131,7 +132,8 @@ def _train(
         root = Path("sample")
     place, train, test, texts = pick_device(device), None, None, None
     if any(isinstance(run, Run) for run in todo):
-        train, test = load_data(root, place)
+        # results of a scale are those of its own images: none are to be had from the sample instead
+        train, test = load_data(root, place, or_sample=False)
         if scale.images:
             train, test = (Images(d.images[: scale.images], d.labels[: scale.images]) for d in (train, test))
     if any(isinstance(run, SequenceRun) and run.config.is_text for run in todo):

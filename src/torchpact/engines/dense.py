@@ -23,9 +23,10 @@ def build(block: FoldedBlock) -> Runner:
 
 def build_plain(block: FoldedBlock) -> Runner:
     """Return the block run in full, without a look at its heads: what an adaptive one is compared to."""
+    units = block.units
 
     def run(u: Tensor) -> tuple[Tensor, None]:
-        for unit in block.units:
+        for unit in units:
             u = unit(u)
         return join_patches(u), None
 

@@ -1,7 +1,7 @@
 """What deploy returns: a network that runs block by block or as a whole, and cannot be changed."""
 
 from collections.abc import Callable, Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -72,6 +72,12 @@ class Whole:
             return self.in_turn(images)
 
 
+_NOT_SAVED = (
+    "a deployed network can be neither copied nor saved: threads may share it, and elsewhere the model is "
+    "deployed again"
+)
+
+
 class Deployed(nn.Module):
     """A network made by :func:`deploy`; called like the one it was made of, by several threads if need be."""
 
@@ -82,6 +88,7 @@ class Deployed(nn.Module):
         self.network = network
         self.dtype, self.device = net.stem.weight.dtype, net.stem.weight.device
         self._fitting: set[torch.Size] = set()  # that came before
+        self.eval()  # as it runs, whatever the model is in
 
     def explain(self) -> str:
         """Return a table of what runs each block, and how fast it was on the example, for ``print``."""
@@ -123,10 +130,11 @@ class Deployed(nn.Module):
         self._fitting.add(images.shape)
 
     def __reduce_ex__(self, protocol: object) -> NoReturn:
-        raise TypeError(
-            "a deployed network can be neither copied nor saved: threads may share it, and elsewhere "
-            "the model is deployed again"
-        )
+        raise TypeError(_NOT_SAVED)
+
+    def state_dict(self, *_args: Any, **_options: Any) -> NoReturn:
+        """Refuse: there is nothing to save, and who does would find it empty."""
+        raise TypeError(_NOT_SAVED)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "Deployed":
         raise RuntimeError(

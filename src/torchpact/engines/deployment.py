@@ -21,6 +21,7 @@ from torchpact.models.resnet import ResNet
 from torchpact.modes import Mode, as_mode
 
 T = TypeVar("T")
+F = TypeVar("F", bound=Callable[..., Any])
 
 ENGINES: dict[str, Callable[[FoldedBlock], Runner]] = {
     "dense": dense.build,
@@ -67,14 +68,15 @@ def deploy(
 ) -> Deployed:
     """Return a network with the outputs of ``model`` in evaluation, which really skips halted work.
 
-    Batch norms are folded, weights laid out for the device, and every engine that can run a block is
-    measured on the ``example``, a batch of images such as will come. The fastest stays, be it the dense one,
-    and ``explain()`` says which. Batches of any size run afterwards. ``mode`` replaces the model's own; in a
-    soft mode nothing can be skipped, and the dense engine runs, with a warning. ``engines`` are the names to
-    choose from, by default all but ``compiled``, which takes minutes to build; dense is what remains. Without
-    ``details`` a thresholded network returns ``steps`` and ``cost`` of its ponders, and NaN for ``probs`` and
-    ``expected_steps``, which take time to write; by default it is as the model's blocks are, each by itself,
-    see :class:`use_mode`. The model stays as it is, and later changes of it do not reach what is deployed.
+    Batch norms are folded, weights laid out for the device, and every engine that can run a block, or the
+    network as a whole, is measured on the ``example``, a batch of images such as will come. The fastest
+    stays, be it the dense one, and ``explain()`` says which. Batches of any size run afterwards. ``mode``
+    replaces the model's own; in a soft mode nothing can be skipped, and the dense engine runs, with a
+    warning. ``engines`` are the names to choose from, by default all but ``compiled``, which takes minutes to
+    build; dense is what remains, with a warning if it was not among them. Without ``details`` a thresholded
+    network returns ``steps`` and ``cost`` of its ponders, and NaN for ``probs`` and ``expected_steps``, which
+    take time to write; by default it is as the model's blocks are, each by itself, see :class:`use_mode`. The
+    model stays as it is, and later changes of it do not reach what is deployed.
 
     >>> model = tp.models.psact_resnet32(mode="thresholded", halting_bias=0.0).eval()
     >>> images = torch.randn(2, 3, 32, 32)
@@ -85,6 +87,8 @@ def deploy(
     >>> print(fast.explain())
     block  output    engine ...
     """
+    if not isinstance(example, Tensor):
+        raise TypeError(f"expected a tensor of images as the example, got {type(example).__name__}")
     net = _uncompiled(model)
     if not isinstance(net, ResNet):
         raise TypeError(
@@ -107,7 +111,7 @@ def deploy(
     current = torch.cuda.device(example.device) if example.device.type == "cuda" else nullcontext()
     with torch.no_grad(), torch.autocast(example.device.type, enabled=False), current:
         builders = {n: partial(NETWORK_ENGINES[n], net, blocks) for n in names if n in NETWORK_ENGINES}
-        built = _build({n: partial(_shown, build, example) for n, build in builders.items()}, notes)
+        built = _build({n: partial(_tuned, build, example, run=True) for n, build in builders.items()}, notes)
         by_block = [name for name in names if name in ENGINES and name not in built]
         u = in_turn.stem(example)
         for block, plain_run in zip(blocks, plain.runners, strict=True):
@@ -134,7 +138,8 @@ def deploy(
             notes[f"{best} runs the network as a whole; by block is what it was compared with"] = None
     chosen.append(_Choice(best, total, None))
     fast.report = Report(len(example), _measurements(net, chosen, ponders, example), [*notes])
-    _warn_if_soft(blocks, {choice.engine for choice in chosen})
+    if {choice.engine for choice in chosen} <= {"dense", "blocks"}:
+        _warn_if_dense(blocks, names, notes)
     return fast
 
 
@@ -166,20 +171,16 @@ def default_engines(among: Iterable[str], device: str) -> list[str]:
     return [name for name in among if DEVICES.get(name, device) == device and name not in ON_REQUEST]
 
 
-def _tuned(build: Callable[[], T], example: Tensor) -> T:
-    """Return what an engine makes of a block, given the example, which it may refuse, if it wants that."""
+def _tuned(build: Callable[[], F], example: Tensor, run: bool = False) -> F:
+    """Return what an engine makes, after it was given the example, which it may refuse.
+
+    If it has no use for that it is not told, or is ``run`` once, to see whether it can.
+    """
     made = build()
-    tune = getattr(made, "tune", None)
+    tune = getattr(made, "tune", made if run else None)
     if tune is not None:
         tune(example)
     return made
-
-
-def _shown(build: Callable[[], Network], example: Tensor) -> Network:
-    """Return a network by an engine that has shown to run the example."""
-    network = build()
-    getattr(network, "tune", network)(example)
-    return network
 
 
 def _whole(
@@ -229,12 +230,19 @@ def _generators(blocks: Sequence[FoldedBlock]) -> list[torch.Generator]:
     return [*{id(each): each for each in found if each is not None}.values()]
 
 
-def _warn_if_soft(blocks: Sequence[FoldedBlock], chosen: set[str]) -> None:
+def _warn_if_dense(blocks: Sequence[FoldedBlock], names: Sequence[str], notes: Iterable[str]) -> None:
+    """Warn of the dense engine if nobody asked for it, or if a soft mode leaves no other."""
     soft = [block.mode for block in blocks if block.heads and not block.mode.hard]
-    if soft and chosen <= {"dense", "blocks"}:
+    if soft:
         warnings.warn(
             f"expected a hard mode, in which halted work can be skipped, got {soft[0]}: the dense engine "
             'runs. deploy(model, example, mode="thresholded") skips',
+            stacklevel=3,
+        )
+    elif "dense" not in names:
+        warnings.warn(
+            f"expected engines that can run the network, got {', '.join(names) or 'none'}: the dense engine "
+            f"runs. {'; '.join(notes)}",
             stacklevel=3,
         )
 

@@ -6,6 +6,7 @@ under a temporary name and renamed, and the one before stays, so that there is a
 
 import hashlib
 import json
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -58,8 +59,9 @@ def save_checkpoint(
     write_whole(path, save(stored, metadata), keep)
 
 
-def load_checkpoint(path: Path) -> Checkpoint:
+def load_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
     """Read a checkpoint, on the CPU; anything but an unaltered one is refused."""
+    path = Path(path)
     if not path.is_file():
         raise CheckpointError(f"{path}: no such checkpoint")
     try:
@@ -103,9 +105,9 @@ def load_latest(
     raise CheckpointError("; ".join(problems))
 
 
-def load_model(path: Path) -> tuple[ResNet, TrainConfig]:
+def load_model(path: str | os.PathLike[str]) -> tuple[ResNet, TrainConfig]:
     """Return the network in a checkpoint, on the CPU and in evaluation, and what it was trained with."""
-    return network_in(path, load_checkpoint(path))
+    return network_in(Path(path), load_checkpoint(path))
 
 
 def load_network(path: Path) -> tuple[ResNet, TrainConfig | None]:
@@ -123,14 +125,14 @@ def network_in(path: Path, checkpoint: Checkpoint) -> tuple[ResNet, TrainConfig]
     return _made(path, checkpoint, make)
 
 
-def load_sequence_model(path: Path) -> tuple[SequenceNet, SequenceTrainConfig]:
+def load_sequence_model(path: str | os.PathLike[str]) -> tuple[SequenceNet, SequenceTrainConfig]:
     """Return the network for sequences in a checkpoint, in the same way."""
 
     def make(values: dict[str, Any]) -> tuple[SequenceNet, SequenceTrainConfig]:
         config = SequenceTrainConfig.from_dict(values)
         return SequenceNet(config.network, config.training_mode()), config
 
-    return _made(path, load_checkpoint(path), make)
+    return _made(Path(path), load_checkpoint(path), make)
 
 
 def is_of_sequences(path: Path) -> bool:

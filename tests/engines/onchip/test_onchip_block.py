@@ -8,7 +8,7 @@ from tests.engines.networks import block_of, bottlenecks_of, halt_outside, livel
 from tests.engines.onchip.emulation import H200, emulated, needs_compiler, tame
 from torchpact.engines import ENGINES, FoldedBlock, Unsupported, deploy, deployment
 from torchpact.engines.graphs import repeatable
-from torchpact.engines.onchip import OnChipBlock
+from torchpact.engines.onchip import OnChip, OnChipBlock
 from torchpact.engines.onchip.block import build, check
 from torchpact.models import ResidualUnit
 
@@ -29,6 +29,7 @@ def on_chip(block, device=H200, **how):
         (16, (8, 8), 300, 1, {}),  # a CTA each, several at once
         (32, (9, 7), 3, 1, {}),
         (64, (8, 8), 5, 1, {"reverse": True}),
+        (64, (4, 8), 301, 1, {}),  # the last CTA is not full
         (32, (6, 5), 3, 2, {}),
         (64, (8, 8), 2, 2, {"watched": True}),
         (16, (16, 16), 2, 1, {"watched": True}),
@@ -44,10 +45,18 @@ def test_equals_the_dense_block_in_single_precision(channels, size, batch, strid
     assert output.is_contiguous(memory_format=torch.channels_last)
     assert 1 < reference.steps.double().mean() < block.max_steps
     assert ponder.steps.shape == reference.steps.shape
-    assert (ponder.steps == reference.steps).double().mean() > 0.995
-    if torch.equal(ponder.steps, reference.steps):
-        assert relative(output, expected) < 2e-3
-        assert relative(ponder.probs, reference.probs) < 2e-3
+    same = alike(ponder, reference)
+    assert relative(output[same], expected[same]) < 2e-3
+    assert relative(ponder.probs[:, same], reference.probs[:, same]) < 2e-3
+
+
+def alike(ponder, reference):
+    """Images that decide alike; in others a pixel came close to the bound."""
+    agree = ponder.steps == reference.steps
+    assert agree.double().mean() > 0.995
+    same = agree.flatten(1).all(1)
+    assert same.any()
+    return same
 
 
 @needs_compiler
@@ -79,7 +88,7 @@ def test_maps_may_lie_anyhow_and_be_none():
 def test_maps_that_do_not_fit_are_run_by_the_dense_engine():
     block, u = block_of(16, 4, 40, 2)
     run, u = on_chip(block.half()), u.half()
-    with pytest.raises(Unsupported, match="expected maps no wider than 32, got 4×40"):
+    with pytest.raises(Unsupported, match="up to 255 pixels high and 32 wide, got 4×40 of 16 channels"):
         run.tune(u)
     output, ponder = run(u)
     expected, reference = ENGINES["dense"](FoldedBlock(block))(u)
@@ -90,16 +99,20 @@ def test_maps_that_do_not_fit_are_run_by_the_dense_engine():
 
 def test_says_what_it_cannot_run():
     block = tp.AdaptiveBlock([ResidualUnit(16, 32)], []).half()
-    with pytest.raises(Unsupported, match="got stride 1 from 16 to 32 channels"):
+    with pytest.raises(Unsupported, match="got stride 1 from 16 to 32"):
         check(FoldedBlock(block))
     with pytest.raises(Unsupported, match="got bottlenecks"):
         check(FoldedBlock(bottlenecks_of(64, 4, 4, 1)[0].half()))
+    with pytest.raises(Unsupported, match="got stride 2 from 8 to 16"):
+        check(FoldedBlock(tp.AdaptiveBlock([ResidualUnit(8, 16, stride=2)], []).half()))
+    with pytest.raises(Unsupported, match="expected channels among 16, 32, 64, 128, 256; got 24"):
+        check(FoldedBlock(tp.AdaptiveBlock([ResidualUnit(24, 24)], []).half()))
     with pytest.raises(Unsupported, match="half precision"):
         check(FoldedBlock(lively().blocks[0]))
     with pytest.raises(Unsupported, match="a network on a GPU, got one on cpu"):
         build(FoldedBlock(lively().half().blocks[0]))
     block, u = block_of(32, 4, 4, 1, stride=2)
-    with pytest.raises(Unsupported, match="even sizes, got 7×8"):
+    with pytest.raises(Unsupported, match="even sizes before a stride of 2, got 7×8"):
         on_chip(block.half()).tune(u.half()[:, :, :7])
 
 
@@ -113,12 +126,26 @@ def test_deploy_runs_those_blocks_of_a_network_that_fit(monkeypatch):
     images = torch.randn(1, 3, 8, 36).half()
     fast = deploy(model, images, engines=["onchip"])
     assert [each.engine for each in fast.report.measurements] == ["dense", "onchip", "onchip", "blocks"]
-    assert "onchip: expected maps no wider than 32, got 8×36" in fast.explain()
+    assert "onchip: expected maps up to 255 pixels high and 32 wide, got 8×36 of 16" in fast.explain()
     logits, ponders = fast(images)
     with torch.no_grad():
         expected, references = model.float()(images.float())
     assert relative(logits, expected) < 5e-3
     assert all(torch.equal(a.steps, b.steps) for a, b in zip(ponders, references, strict=True))
+
+
+@needs_compiler
+def test_deploy_leaves_blocks_alone_where_the_network_fits(monkeypatch):
+    def refuse(block):
+        raise AssertionError("the network is on the chip")
+
+    model = tame(lively(2, units=2)).half()
+    monkeypatch.setitem(deployment.ENGINES, "onchip", refuse)
+    monkeypatch.setitem(
+        deployment.NETWORK_ENGINES, "onchip", lambda net, blocks: OnChip(net, blocks, emulated, H200)
+    )
+    fast = deploy(model, torch.randn(1, 3, 8, 8).half(), engines=["onchip", "dense"])
+    assert {each.engine for each in fast.report.measurements} <= {"dense", "onchip", "blocks"}
 
 
 @pytest.mark.gpu
@@ -142,6 +169,5 @@ def test_on_a_gpu_single_blocks_equal_dense_ones_in_graphs_too(channels, size, b
         for _ in range(3):
             output, ponder = call()
             assert ponder is not None
-            assert (ponder.steps == reference.steps).double().mean() > 0.995
-            if torch.equal(ponder.steps, reference.steps):
-                assert relative(output, expected) < 2e-3
+            same = alike(ponder, reference)
+            assert relative(output[same], expected[same]) < 2e-3

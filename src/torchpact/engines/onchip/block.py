@@ -10,8 +10,8 @@ from torchpact.engines import dense
 from torchpact.engines.folding import FoldedBlock, Unsupported
 from torchpact.engines.onchip import engine
 from torchpact.engines.onchip.calls import Kernel, Weights
-from torchpact.engines.onchip.engine import Kernels, on_device
-from torchpact.engines.onchip.plan import WIDEST, Device, Plan, candidates_of
+from torchpact.engines.onchip.engine import MOST_CALLS, Kernels, on_device
+from torchpact.engines.onchip.plan import HIGHEST, WIDEST, Device, Plan, candidates_of
 
 
 def build(block: FoldedBlock) -> "OnChipBlock":
@@ -26,10 +26,11 @@ def check(block: FoldedBlock) -> None:
     if block.bottleneck:
         raise Unsupported("onchip: expected units of two 3×3 convolutions, got bottlenecks")
     first = block.units[0]
-    if (first.stride, first.padding) not in ((1, 0), (2, block.channels // 2)):
+    same, doubled = (first.stride, first.padding) == (1, 0), 2 * first.padding == block.channels > 16
+    if not (same or (first.stride == 2 and doubled)):
         raise Unsupported(
-            "onchip: expected a first unit of stride 1, or one of stride 2 that doubles the channels; got "
-            f"stride {first.stride} from {block.channels - first.padding} to {block.channels} channels"
+            "onchip: expected a first unit of stride 1, or one of stride 2 that doubles 16 channels or more; "
+            f"got stride {first.stride} from {block.channels - first.padding} to {block.channels}"
         )
 
 
@@ -38,6 +39,7 @@ class OnChipBlock:
 
     def __init__(self, block: FoldedBlock, load: Callable[[Plan], Kernel], device: Device) -> None:
         self.kernels, self.dense = _Kernels(block, load, device), dense.build(block)
+        self.refused: set[torch.Size] = set()
 
     def tune(self, u: Tensor) -> None:
         """For maps of this size, take the kernel that is the fastest with these, if any."""
@@ -45,9 +47,14 @@ class OnChipBlock:
 
     def __call__(self, u: Tensor) -> tuple[Tensor, Ponder | None]:
         """Run the block."""
+        if u.shape in self.refused:
+            return self.dense(u)
         try:
             output, ponders = self.kernels(_channels_last(u))
         except Unsupported:
+            if len(self.refused) >= MOST_CALLS:
+                self.refused.clear()
+            self.refused.add(u.shape)
             return self.dense(u)
         return output.permute(0, 3, 1, 2), ponders[0] if ponders else None
 
@@ -55,17 +62,23 @@ class OnChipBlock:
 class _Kernels(Kernels):
     """From map to map, channels last."""
 
+    rows = 1
+
     def __init__(self, block: FoldedBlock, load: Callable[[Plan], Kernel], device: Device) -> None:
         super().__init__([Weights(block, {})], load, device)
         self.half, self.stride = block.weight.dtype == torch.float16, block.units[0].stride
 
     def candidates(self, height: int, width: int, batch: int) -> list[list[Plan]]:
         """Return ways to run the block for so many maps of this size, the likeliest first."""
+        weights = self.weights[0]
         if height % self.stride or width % self.stride:
-            raise Unsupported(f"onchip: expected maps of even sizes, got {height}×{width}")
-        height, width, weights = height // self.stride, width // self.stride, self.weights[0]
-        if width > WIDEST or height > 255:
-            raise Unsupported(f"onchip: expected maps no wider than {WIDEST}, got {height}×{width}")
+            raise Unsupported(f"onchip: expected even sizes before a stride of 2, got {height}×{width}")
+        height, width = height // self.stride, width // self.stride
+        if width > WIDEST or height > HIGHEST:
+            raise Unsupported(
+                f"onchip: expected maps up to {HIGHEST} pixels high and {WIDEST} wide, got {height}×{width} "
+                f"of {weights.channels} channels"
+            )
         plan = Plan(
             half=self.half,
             channels=weights.channels,
@@ -78,11 +91,6 @@ class _Kernels(Kernels):
             adaptive=weights.adaptive,
         )
         return [candidates_of(plan, batch, self.device)]
-
-    def size_of(self, images: Tensor) -> tuple[int, int, int]:
-        """Return the height and width of maps, and how many there are."""
-        batch, height, width, _ = images.shape
-        return height, width, batch
 
 
 def _channels_last(u: Tensor) -> Tensor:

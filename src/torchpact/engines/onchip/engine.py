@@ -20,7 +20,7 @@ from torchpact.engines.folding import FoldedBlock, Unsupported
 from torchpact.engines.graphs import replayed
 from torchpact.engines.onchip.calls import Call, Kernel, Weights
 from torchpact.engines.onchip.pack import pack_last, pack_stem
-from torchpact.engines.onchip.plan import Device, Plan, candidates
+from torchpact.engines.onchip.plan import CHANNELS, Device, Plan, candidates
 from torchpact.engines.timing import interleaved
 from torchpact.models.resnet import ResNet
 from torchpact.modes import Discrete, Thresholded
@@ -64,6 +64,9 @@ def check(block: FoldedBlock) -> None:
     if head is not None and head.group > 1:
         patch = f"{head.group}×{head.group}"
         raise Unsupported(f"onchip: expected a decision for every pixel or image, got one for {patch} pixels")
+    if block.channels not in CHANNELS:
+        wanted = ", ".join(map(str, CHANNELS))
+        raise Unsupported(f"onchip: expected channels among {wanted}; got {block.channels}")
     if units > 255:
         raise Unsupported(f"onchip: expected no more than 255 units a block, got {units}")
     if block.heads and not isinstance(block.mode, Thresholded | Discrete):
@@ -72,6 +75,8 @@ def check(block: FoldedBlock) -> None:
 
 class Kernels:
     """Blocks as the kernel wants them; ``load`` makes a kernel of a plan. Threads may share it."""
+
+    rows = 2  # the dimension of inputs that is their height; the next is their width
 
     def __init__(self, weights: Sequence[Weights], load: Callable[[Plan], Kernel], device: Device) -> None:
         self.weights, self.load, self.device = weights, load, device
@@ -86,7 +91,7 @@ class Kernels:
 
     def size_of(self, images: Tensor) -> tuple[int, int, int]:
         """Return the height and width of the inputs, and how many there are."""
-        raise NotImplementedError
+        return images.size(self.rows), images.size(self.rows + 1), len(images)
 
     @property
     def direct(self) -> bool:
@@ -192,8 +197,3 @@ class OnChip(Kernels):
         half = self.dtype == torch.float16
         adaptive = any(weights.adaptive for weights in self.weights)
         return candidates(channels, height, width, self.config.classes, half, adaptive, batch, self.device)
-
-    def size_of(self, images: Tensor) -> tuple[int, int, int]:
-        """Return the height and width of images, and how many there are."""
-        batch, _, height, width = images.shape
-        return height, width, batch

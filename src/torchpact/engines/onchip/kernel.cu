@@ -68,7 +68,7 @@ extern "C" __global__ void SHARED_IMAGES __launch_bounds__(THREADS, CTAS) onchip
     if (ENTRY_STRIDE < 2) refresh<1, false>(Rows{false, first_pixel(1), end_pixel(1, images) - first_pixel(1)});
     Weights<Source<true, false>> ones(weights_of(a, 0));
     HeadOf<true> none;
-    bool fewer = CLUSTER > 1 || images < IMAGES;  // than the list has
+    bool fewer = CLUSTER > 1 || WIDTH % 8 || images < IMAGES;  // than the list has
     if (!fewer) list_all();
     for (int unit = 0; unit < a.units; ++unit) {
         STAMP(0);

@@ -173,10 +173,10 @@ struct Lists {
     }
 };
 
-// The list of all pixels, of whom all are active: as Lists would have it if eight divide the width.
+// The list of all pixels, of whom all are active, as Lists would have it: eight divide the width.
 DEVICE void list_all() {
     for (int place = threadIdx.x; place < PIXELS / TALL; place += THREADS) {
-        const int line = place / WIDTH, column = WIDTH % 8 ? place % WIDTH : place % WIDTH / 8 * 8 + ((place - turn_of(line)) & 7);
+        const int line = place / WIDTH, column = place % WIDTH / 8 * 8 + ((place - turn_of(line)) & 7);
         array<unsigned short>(LIST)[place] = (line * TALL * WIDTH + column) | ((1 << TALL) - 1) << (16 - TALL);
     }
     if (threadIdx.x < Lists::PARTS) at<int>(COUNTS + 4 * threadIdx.x) = threadIdx.x == 0 ? PIXELS / TALL : 0;

@@ -6,8 +6,11 @@ from dataclasses import dataclass, replace
 
 from torchpact.engines.folding import Unsupported
 
-WIDEST = 32
-"""Pixels in a row of a map: a row is the bits of a word."""
+WIDEST, HIGHEST = 32, 255
+"""Pixels in a row of a map, which is the bits of a word, and rows."""
+
+CHANNELS = (16, 32, 64, 128, 256)
+"""Of a map: warps must fit the groups of outputs."""
 
 
 def _plane(pixels: int, chunks: int) -> int:
@@ -104,7 +107,7 @@ def candidates(
     device: Device,
 ) -> list[list[Plan]]:
     """Return for every block the plans that are worth a measurement, the likeliest first."""
-    if width > WIDEST or height > 255 or height % 4 or width % 4:
+    if width > WIDEST or height > HIGHEST or height % 4 or width % 4:
         raise Unsupported(
             f"onchip: expected images of sizes in multiples of 4, no wider than {WIDEST}; "
             f"got {height}×{width}"
@@ -180,7 +183,7 @@ def _ways(block: Plan, batch: int, device: Device) -> list[list[Iterator[Plan]]]
     still read neighbours (kernels have become 2 to 12 % faster since). Not kept, for they won nowhere:
     weights that are read further ahead where tiles are few, four images a CTA, two warps that share a tile.
     """
-    if block.channels not in (16, 32, 64, 128, 256):  # warps must fit the groups of outputs
+    if block.channels not in CHANNELS:
         return []
     crowded = batch > 2 * device.multiprocessors
     bordered = replace(block, bordered=True)
