@@ -29,7 +29,7 @@ types: install ## mypy
 	$(BIN)/mypy
 
 unit: install ## pytest, docstring and documentation examples included
-	$(BIN)/python -m pytest -n $(JOBS)
+	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 
 test: lint types unit ## all of the above: what CI runs
 
