@@ -6,14 +6,9 @@ from dataclasses import replace
 import pytest
 
 from tests.viz.networks import write_checkpoint
-from torchpact.experiments import EXPERIMENTS, SCALES, Archive, fig5_resnet110, fig6
+from torchpact.experiments import EXPERIMENTS, SCALES, fig5_resnet110, fig6
 
 SMOKE = SCALES["smoke"]
-
-
-@pytest.fixture
-def archive(tmp_path):
-    return Archive(tmp_path / "results", tmp_path / "work")
 
 
 def finish(archive, run):

@@ -10,7 +10,7 @@ import pytest
 from matplotlib.text import Text
 
 from tests.experiments.synthetic import evaluation, write
-from torchpact.experiments import EXPERIMENTS, SCALES, Archive, fig2, fig3, fig4, fig5, frontier
+from torchpact.experiments import EXPERIMENTS, SCALES, fig2, fig3, fig4, fig5, frontier
 from torchpact.experiments.gather import over_seeds, spread
 from torchpact.experiments.labels import Label, write_labels
 from torchpact.experiments.plotting import canvas
@@ -18,11 +18,6 @@ from torchpact.experiments.plotting import canvas
 FAST = SCALES["fast"]
 THREE = (90.0, 91.0, 92.0)
 """Mean 91, standard deviation 1."""
-
-
-@pytest.fixture
-def archive(tmp_path):
-    return Archive(tmp_path / "results", tmp_path / "work")
 
 
 def numbers(paths, name):

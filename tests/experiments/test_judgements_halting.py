@@ -5,12 +5,7 @@ import pytest
 from tests.experiments.judging import SCALE, SEEDS, all_modes, judge, write, write_fig5, write_fig6
 from tests.experiments.synthetic import evaluation
 from tests.experiments.synthetic import write as write_events
-from torchpact.experiments import Archive, fig4, fig5, frontier, variants
-
-
-@pytest.fixture
-def archive(tmp_path):
-    return Archive(tmp_path / "results", tmp_path / "runs")
+from torchpact.experiments import fig4, fig5, frontier, variants
 
 
 @pytest.mark.parametrize(

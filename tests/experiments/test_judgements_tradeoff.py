@@ -3,12 +3,7 @@
 import pytest
 
 from tests.experiments.judging import SCALE, SEEDS, all_modes, judge, write, write_fig5
-from torchpact.experiments import Archive, fig5
-
-
-@pytest.fixture
-def archive(tmp_path):
-    return Archive(tmp_path / "results", tmp_path / "runs")
+from torchpact.experiments import fig5
 
 
 @pytest.mark.parametrize(("better", "verdict"), [(0.0, "holds"), (0.01, "partly"), (0.03, "does not hold")])

@@ -5,18 +5,13 @@ import json
 import pytest
 
 from torchpact.data import load_sample_text
-from torchpact.experiments import EXPERIMENTS, SCALES, Archive, extrapolation, make, missing, rnn_tables
+from torchpact.experiments import EXPERIMENTS, SCALES, extrapolation, make, missing, rnn_tables
 from torchpact.experiments.rnn_figures import points_of
 from torchpact.experiments.rnn_runs import sequence_run
 from torchpact.training import Texts
 
 SMOKE = SCALES["smoke"]
 NAMES = ("rnn-parity", "rnn-parity-beyond", "rnn-addition", "rnn-enwik8")
-
-
-@pytest.fixture
-def archive(tmp_path):
-    return Archive(tmp_path / "results", tmp_path / "work")
 
 
 def evaluation(accuracy, steps, **others):

@@ -15,11 +15,6 @@ from torchpact.training import Learner, TrainingError, train_together
 from torchpact.training.stopping import Stopped
 
 
-@pytest.fixture
-def archive(tmp_path):
-    return Archive(tmp_path / "results", tmp_path / "work")
-
-
 @pytest.fixture(scope="module")
 def data():
     return small.images(count=16), small.images("test", 16)

@@ -10,7 +10,7 @@ from torchpact.engines import dense
 from torchpact.engines.folding import FoldedBlock, Unsupported
 from torchpact.engines.onchip import engine
 from torchpact.engines.onchip.calls import Kernel, Weights
-from torchpact.engines.onchip.engine import MOST_CALLS, Kernels, on_device
+from torchpact.engines.onchip.engine import Kernels, on_device
 from torchpact.engines.onchip.plan import HIGHEST, WIDEST, Device, Plan, candidates_of
 
 
@@ -39,7 +39,6 @@ class OnChipBlock:
 
     def __init__(self, block: FoldedBlock, load: Callable[[Plan], Kernel], device: Device) -> None:
         self.kernels, self.dense = _Kernels(block, load, device), dense.build(block)
-        self.refused: set[torch.Size] = set()
 
     def tune(self, u: Tensor) -> None:
         """For maps of this size, take the kernel that is the fastest with these, if any."""
@@ -47,14 +46,9 @@ class OnChipBlock:
 
     def __call__(self, u: Tensor) -> tuple[Tensor, Ponder | None]:
         """Run the block."""
-        if u.shape in self.refused:
-            return self.dense(u)
         try:
             output, ponders = self.kernels(_channels_last(u))
         except Unsupported:
-            if len(self.refused) >= MOST_CALLS:
-                self.refused.clear()
-            self.refused.add(u.shape)
             return self.dense(u)
         return output.permute(0, 3, 1, 2), ponders[0] if ponders else None
 

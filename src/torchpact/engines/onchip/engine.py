@@ -83,7 +83,7 @@ class Kernels:
         self.loaded: dict[Plan, Kernel | str] = {}  # or why it cannot be
         self._loading = threading.Lock()
         self.kernels: dict[tuple[int, int, int], list[tuple[Plan, Kernel]]] = {}
-        self.calls: dict[tuple[torch.Size, tuple[int, ...]], Call] = {}
+        self.calls: dict[tuple[torch.Size, tuple[int, ...]], Call | str] = {}  # or why there is none
 
     def candidates(self, height: int, width: int, batch: int) -> list[list[Plan]]:
         """Return ways to run each block for so many inputs of this size, the likeliest first."""
@@ -172,10 +172,15 @@ class Kernels:
             if len(self.calls) >= MOST_CALLS:
                 self.calls.clear()
             self.calls[layout] = call
+        if isinstance(call, str):
+            raise Unsupported(call)
         return call(images)
 
-    def _prepared(self, images: Tensor) -> Call:
-        kernels = self.prepare(*self.size_of(images))
+    def _prepared(self, images: Tensor) -> Call | str:
+        try:
+            kernels = self.prepare(*self.size_of(images))
+        except Unsupported as problem:
+            return str(problem)
         return Call([(*each, weights) for each, weights in zip(kernels, self.weights, strict=True)], images)
 
 

@@ -183,8 +183,6 @@ def _ways(block: Plan, batch: int, device: Device) -> list[list[Iterator[Plan]]]
     still read neighbours (kernels have become 2 to 12 % faster since). Not kept, for they won nowhere:
     weights that are read further ahead where tiles are few, four images a CTA, two warps that share a tile.
     """
-    if block.channels not in CHANNELS:
-        return []
     crowded = batch > 2 * device.multiprocessors
     bordered = replace(block, bordered=True)
     if crowded and block.channels == 32:
