@@ -50,7 +50,7 @@ def candidates(channels: int) -> Iterator[Tiles]:
 
 
 class Work:
-    """Maps, lists and weights of one shape; a row of the sums for every image."""
+    """Maps, lists and weights of one shape."""
 
     def __init__(self, channels: int, size: int, batch: int, active: float) -> None:
         torch.manual_seed(0)
@@ -69,7 +69,7 @@ class Work:
         self.products = torch.empty(-(-channels // 16), 9, batch, size, size).cuda()
         self.weight = (torch.randn(9 * channels, channels) / 24).cuda().bfloat16()
         self.bias = torch.zeros(channels).cuda()
-        self.sums = torch.zeros(batch, channels).cuda()
+        self.pools = torch.empty(-(-channels // 16), 4, batch, size, size).cuda()
         self.processors = torch.cuda.get_device_properties(0).multi_processor_count
 
     def convolve(self, tiles: Tiles, first: bool) -> None:
@@ -80,17 +80,17 @@ class Work:
         programs = min(tiles.programs * self.processors, -(-self.goes_on.numel() // tiles.pixels) * parts)
         convolve[(programs,)](
             self.maps[0], self.weight, self.bias, self.maps[1], self.maps[1], self.bias, self.bias,
-            self.maps[2], self.columns, self.products, self.sums, places, count,
-            self.goes_on.numel(), size, size,
-            **constants(channels, size, tiles, first),
+            self.maps[2], self.columns, self.products, self.pools, places, count,
+            self.goes_on.numel(), 2, size, size, size, size,
+            **constants(channels, tiles, first),
         )  # fmt: skip
 
 
-def constants(channels: int, size: int, tiles: Tiles, first: bool) -> dict[str, Any]:
+def constants(channels: int, tiles: Tiles, first: bool) -> dict[str, Any]:
     return {
         "C": channels, "D": channels, "TAPS": 9, "P": tiles.pixels, "N": tiles.outputs, "K": tiles.inputs,
-        "ALL": False, "LAST": not first, "ASKED": not first,
-        "SUMS": not first and not region_for(size, size).whole, "PRECISION": "tf32",
+        "STRIDE": 1, "KEPT": channels, "RAISES": False, "W": 16, "HEADS": 4,
+        "ALL": False, "LAST": not first, "ASKED": not first, "PRECISION": "tf32",
         "num_warps": tiles.warps, "num_stages": tiles.stages, "maxnreg": tiles.registers,
     }  # fmt: skip
 
@@ -101,7 +101,7 @@ def compile_ahead(job: tuple[int, int, Tiles, bool]) -> None:
     half, single, whole = torch.bfloat16, torch.float32, torch.int32
     convolve.warmup(
         half, half, single, half, half, single, single, half, half, single, single, whole, whole,
-        1, size, size, grid=(1,), **constants(channels, size, tiles, first),
+        1, 2, size, size, size, size, grid=(1,), **constants(channels, tiles, first),
     )  # fmt: skip
 
 

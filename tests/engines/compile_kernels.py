@@ -11,10 +11,10 @@ from triton.compiler import ASTSource, compile
 
 from torchpact.engines.gpu_kernels import convolve, survey_all
 from torchpact.engines.gpu_lists import advance
-from torchpact.engines.gpu_tiles import FROZEN, TILES, fitting, read_at_once, region_for
+from torchpact.engines.gpu_tiles import FROZEN, TILES, fitting, region_for
 
 MAPS = {"x", "y", "u", "old", "raised", "weight", "columns"}
-INTEGERS = {"zero", "pixels", "height", "width", "iteration", "last"}
+INTEGERS = {"zero", "pixels", "height", "width", "height_before", "width_before", "iteration", "last", "left"}
 POINTERS = {"was_on": "*u8", "goes_on": "*u8", "steps": "*i64", "counts": "*i64", "zeros": "*i32"}
 
 
@@ -46,15 +46,21 @@ def compiled(kernel: Any, warps: int, stages: int = 3, **constants: Any) -> None
 
 
 def main() -> None:
-    common: dict[str, Any] = {"ALL": False, "PRECISION": "tf32"}
-    for channels, whole in ((64, False), (256, True)):
+    common: dict[str, Any] = {"ALL": False, "PRECISION": "tf32", "STRIDE": 1, "KEPT": 256, "RAISES": False}
+    common |= {"W": 16, "HEADS": 4}
+    for channels in (64, 256):
         tiles = TILES[channels][1]
-        cut = {"P": tiles.pixels, "N": tiles.outputs, "K": tiles.inputs, "SUMS": not whole}
-        shape = {"C": channels, "D": channels, "TAPS": 9}
-        compiled(convolve, tiles.warps, tiles.stages, LAST=True, ASKED=True, **shape, **cut, **common)
+        cut = {"P": tiles.pixels, "N": tiles.outputs, "K": tiles.inputs}
+        shape = {"C": channels, "D": channels, "TAPS": 9, "KEPT": channels}
+        compiled(convolve, tiles.warps, tiles.stages, LAST=True, ASKED=True, **common | shape | cut)
     few = fitting(tiles, torch.empty(256, 64, 1, 1, dtype=torch.bfloat16), 227 * 1024)
     compiled(convolve, 4, C=64, D=256, TAPS=1, LAST=True, ASKED=True, **cut | {"K": few.inputs}, **common)
-    compiled(survey_all, 4, C=256, N=128, P=16, K=128, ASKED=True)
+    first = common | {"ALL": True, "STRIDE": 2, "KEPT": 128}
+    compiled(convolve, 4, C=64, D=256, TAPS=1, LAST=True, ASKED=True, **cut | {"K": few.inputs}, **first)
+    compiled(convolve, 4, C=256, D=256, TAPS=9, LAST=False, ASKED=False, **cut, **first)
+    first |= {"STRIDE": 1, "RAISES": True, "raised": None}
+    compiled(convolve, 4, C=256, D=256, TAPS=1, LAST=False, ASKED=False, **cut, **first)
+    compiled(survey_all, 4, C=256, N=128, P=16, K=128, W=32, HEADS=17, ASKED=True)
     for channels, size in ((64, 56), (128, 28), (256, 14)):
         region, part = region_for(size, size), TILES[channels][1].outputs
         known = {
@@ -63,6 +69,9 @@ def main() -> None:
             "R": FROZEN,
             "K": channels,
             "SHARE": 2 if region.whole else 1,
+            "W": 16,
+            "HEADS": 4,
+            "REACH": 2,
             "ASKED": True,
         }
         area = {
@@ -71,10 +80,9 @@ def main() -> None:
             "ABOVE": region.above,
             "BESIDE": region.beside,
         }
-        at_once = {"POOL": read_at_once(region.pixels if region.whole else 1, channels, True)}
-        absent = ("sums", "noise", "log_q", "probs", "survival", "expected") if region.whole else ()
+        absent = ("noise", "log_q", "probs", "survival", "expected") if region.whole else ()
         missing: dict[str, Any] = dict.fromkeys(absent)
-        compiled(advance, 8, ALL=False, **known, **area, **at_once, **missing)
+        compiled(advance, 8, ALL=False, **known, **area, **missing)
 
 
 if __name__ == "__main__":

@@ -7,8 +7,9 @@ import torchpact as tp
 from tests.engines.elsewhere import compiled_elsewhere
 from tests.engines.networks import block_of, bottlenecks_of, halt_outside, relative, tell_heads, undecided
 from torchpact.bench.bottleneck import Bottleneck
+from torchpact.bench.memory import peak_memory
 from torchpact.engines import FoldedBlock, Unsupported
-from torchpact.models import HaltingHead
+from torchpact.models import HaltingHead, ResidualUnit
 
 pytest.importorskip("triton", reason="needs Triton")
 
@@ -135,13 +136,6 @@ def test_what_it_cannot_run_is_said_in_a_line():
         gpu.build(FoldedBlock(short))
 
 
-def test_with_deterministic_algorithms_others_run(monkeypatch):
-    block, _ = block_of(16, 4, 4, 1)
-    monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: True)
-    with pytest.raises(Unsupported, match="gpu: expected no deterministic algorithms"):
-        gpu.build(FoldedBlock(block))
-
-
 def test_more_pixels_than_the_programs_take_at_once():
     block, u = block_of(16, 19, 20, 3)
     (output, ponder), (expected, reference) = run(block.to(DEVICE), u.to(DEVICE), tp.Thresholded(0.3))
@@ -215,9 +209,53 @@ def test_pixels_that_halt_at_different_times_around_each_other(seed, region, pro
     assert relative(ponder.probs, reference.probs) < 1e-5
 
 
+@pytest.mark.parametrize(("own_first", "region"), [(True, (8, 8)), (False, (16, 16))])
+@torch.no_grad()
+def test_the_mean_that_heads_see_is_of_halted_pixels_too(own_first, region):
+    """Ten units: heads have more weights for it than there is room beside the taps of one."""
+    block, u = block_of(16, 9, 10, 2, seed=2, units=10, halting_bias=-2.0)
+    for head in block.halting:
+        head.linear.weight.normal_(0, 0.5)
+    (output, ponder), (expected, reference) = run(
+        block.to(DEVICE), u.to(DEVICE), region=region, own_first=own_first
+    )
+    assert reference.steps.unique().numel() > 5
+    assert not undecided(reference)
+    assert relative(output, expected) < 1e-5
+    assert torch.equal(ponder.steps, reference.steps)
+    assert relative(ponder.probs, reference.probs) < 1e-5
+
+
+@pytest.mark.parametrize("own_first", [True, False])
+@pytest.mark.parametrize("make", [block_of, bottlenecks_of])
+@torch.no_grad()
+def test_first_units_that_halve_maps_of_odd_sizes(make, own_first):
+    block, u = make(64, 5, 4, 2, stride=2)
+    u = u[:, :, :9, :7]
+    (output, ponder), (expected, reference) = run(block.to(DEVICE), u.to(DEVICE), own_first=own_first)
+    assert output.shape[2:] == (5, 4)
+    assert not undecided(reference)
+    assert relative(output, expected) < 1e-5
+    assert torch.equal(ponder.steps, reference.steps)
+
+
+@torch.no_grad()
+def test_channels_that_the_first_unit_is_given_need_not_be_multiples_of_16():
+    torch.manual_seed(0)
+    steps = [ResidualUnit(24, 32), ResidualUnit(32, 32)]
+    block = tp.AdaptiveBlock(steps, [HaltingHead(32, bias=0.0)], mode="thresholded").eval().to(DEVICE)
+    (output, ponder), (expected, reference) = run(block, torch.randn(2, 24, 4, 5).to(DEVICE))
+    assert SparseGPUBlock(FoldedBlock(block)).own_first is None
+    assert relative(output, expected) < 1e-5
+    assert torch.equal(ponder.steps, reference.steps)
+
+
+@pytest.mark.parametrize("raising", [0, 64])
 @pytest.mark.parametrize(("stride", "region"), [(1, (8, 8)), (2, (16, 16))])
 @torch.no_grad()
-def test_bottleneck_units(stride, region):
+def test_bottleneck_units(stride, region, raising, monkeypatch):
+    """Whose first convolution activates what it reads, or finds it activated."""
+    monkeypatch.setattr(gpu, "RAISING", raising)
     block, u = bottlenecks_of(64, 9, 6, 2, stride=stride)
     block = block.to(DEVICE)
     (output, ponder), (expected, reference) = run(block, u.to(DEVICE), region=region)
@@ -225,6 +263,17 @@ def test_bottleneck_units(stride, region):
     assert not undecided(reference)
     assert relative(output, expected) < 1e-5
     assert torch.equal(ponder.steps, reference.steps)
+
+
+@pytest.mark.skipif(CUDA, reason="counts what tensors on a CPU take")
+@pytest.mark.parametrize(("units", "channels", "most"), [(5, 64, 0.95), (5, 32, 1.05), (18, 64, 1.05)])
+@torch.no_grad()
+def test_memory_of_a_block_beside_that_of_its_units(units, channels, most):
+    block, u = block_of(channels, 8, 8, 1, units=units)
+    block, u = block.half(), u.half().contiguous(memory_format=torch.channels_last)
+    sparse = SparseGPUBlock(FoldedBlock(block, None, details=False))
+    plain = torch.nn.Sequential(*block.steps)
+    assert peak_memory(lambda: sparse(u)) < most * peak_memory(lambda: plain(u))
 
 
 def test_bottlenecks_are_declined_in_a_line_by_those_who_cannot_run_them():
@@ -260,7 +309,7 @@ def test_images_of_which_none_goes_on():
 def test_kernels_compile_for_a_device_that_is_not_here(tmp_path):
     """What the interpreter runs the compiler may refuse."""
     found = compiled_elsewhere("tests.engines.compile_kernels", tmp_path)
-    assert [name for name, *_ in found] == ["convolve"] * 3 + ["survey_all"] + ["advance"] * 3
+    assert [name for name, *_ in found] == ["convolve"] * 6 + ["survey_all"] + ["advance"] * 3
     assert all(int(shared) <= 227 * 1024 for _, shared, _ in found)
 
 
@@ -288,8 +337,8 @@ def test_partial_masks_of_many_shapes(channels, size, batch, dtype):
 
 @pytest.mark.skipif(not CUDA, reason="needs a CUDA device: the interpreter runs one program at a time")
 @pytest.mark.gpu
-@pytest.mark.parametrize(("channels", "size"), [(64, 16), (256, 14), (512, 7)])
-def test_small_maps_are_the_same_every_time(channels, size):
+@pytest.mark.parametrize(("channels", "size"), [(64, 16), (64, 40), (256, 14), (512, 7)])
+def test_maps_are_the_same_every_time(channels, size):
     """Although the order of lists is not."""
     block, u = block_of(channels, size, size, 16)
     block, u = halt_outside(block, u, torch.rand(16, size, size) < 0.2)

@@ -59,6 +59,11 @@ class FoldedUnit(nn.Module):
         """Weights and biases; the last has none, and no ReLU after it."""
         return [(self.weight1, self.bias1), (self.weight2, None)]
 
+    @property
+    def strides(self) -> list[int]:
+        """Of the convolutions."""
+        return [self.stride, 1]
+
     shortcut: Any = ResidualUnit.shortcut  # which looks at the stride and the padding only
 
     def forward(self, u: Tensor, gate: Tensor | None = None) -> Tensor:
@@ -91,6 +96,11 @@ class FoldedBottleneck(FoldedUnit):
     def convolutions(self) -> list[tuple[Tensor, Tensor | None]]:
         """Weights and biases; the last has none, and no ReLU after it."""
         return [(self.weight1, self.bias1), (self.weight2, self.bias2), (self.weight3, None)]
+
+    @property
+    def strides(self) -> list[int]:
+        """Of the convolutions."""
+        return [1, self.stride, 1]
 
     def _residual(self, x: Tensor) -> Tensor:
         x = F.conv2d(x, self.weight1, self.bias1).relu_()

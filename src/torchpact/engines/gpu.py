@@ -1,32 +1,33 @@
 """The sparse engine for GPUs: Triton kernels over lists of active pixels, without a word from the host.
 
 An iteration is three kernels: heads decide at active pixels, and lists are made; the first convolution runs
-at pixels near active ones, the second at those themselves. While it has what is new in registers, the second
-puts it through the next batch norm and multiplies it with the taps of the next head; for pixels that do not
-change any more the first kernel does so, where they are looked at, by several programs where images are few.
+at pixels near active ones, the second at those themselves. Bottlenecks have a third one, like the second.
+While it has what is new in registers, the last one puts it through the next batch norm and multiplies it with
+the taps of the next head, and with what each head to come has for the mean; for pixels that do not change any
+more the first kernel does so, where they are looked at, by several programs where images are few.
 Half precision and single; see gpu_kernels and gpu_lists.
 """
 
 import importlib.util
+from collections.abc import Sequence
 from functools import partial
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from torchpact.block import Ponder, _decisions
-from torchpact.engines.folding import FoldedBlock, FoldedUnit, Runner, Unsupported, as_matrix
+from torchpact.engines.folding import FoldedBlock, FoldedUnit, Runner, Unsupported
 from torchpact.engines.gpu_tiles import (
     FROZEN,
+    RAISING,
     Tiles,
     fitting,
-    read_at_once,
     region_for,
     share_for,
-    tiles_for,
+    tiles_of,
     warps_for,
 )
-from torchpact.models.units import HaltingHead
+from torchpact.engines.gpu_weights import Head, Unit, pack_heads
 from torchpact.modes import Discrete, Thresholded
 
 SHARED_MEMORY = 64 * 1024
@@ -40,8 +41,6 @@ def build(block: FoldedBlock) -> Runner:
         raise Unsupported("gpu: expected a decision for every pixel, by heads without batch norm")
     if len(block.units) < 2:
         raise Unsupported(f"gpu: expected a block of at least two units, got {len(block.units)}")
-    if torch.are_deterministic_algorithms_enabled():  # the size of maps is not known yet
-        raise Unsupported("gpu: expected no deterministic algorithms, large maps are added up in any order")
     if not isinstance(block.mode, Thresholded | Discrete):
         raise Unsupported(f"gpu: expected the mode thresholded or discrete, got {block.mode}")
     if channels % 16 or block.weight.size(0) % 16:
@@ -57,43 +56,53 @@ def build(block: FoldedBlock) -> Runner:
 class SparseGPUBlock:
     """A block that computes convolutions at active pixels only.
 
-    The first unit, which runs everywhere, is computed by the same kernels if ``own_first`` and its stride is
-    1, and else by cuDNN. A program decides for rows and columns of an image up to ``region``, if given, and
-    surveys ``frozen`` pixels at a time.
+    The first unit, which runs everywhere, is computed by the same kernels if ``own_first`` and 16 divides the
+    channels that it is given, and else by cuDNN. A program decides for rows and columns of an image up to
+    ``region``, if given, and surveys ``frozen`` pixels at a time.
     """
 
     def __init__(
         self,
         block: FoldedBlock,
         *,
-        tiles: tuple[Tiles, Tiles] | None = None,
+        tiles: Sequence[Tiles] | None = None,
         own_first: bool = True,
         region: tuple[int, int] | None = None,
         frozen: int = FROZEN,
     ) -> None:
-        self.mode, self.details = block.mode, block.details
+        self.mode, self.details, self.channels = block.mode, block.details, block.channels
         self.first = block.units[0]
-        self.units = [_Unit(unit) for unit in block.units[1:]]
-        self.heads = [_Head(head) for head in block.heads[: len(self.units)]]
-        same = self.first.stride == 1 and not self.first.padding
-        self.own_first = _Unit(self.first) if own_first and same else None
+        self.units = [Unit(unit) for unit in block.units[1:]]
+        self.heads = pack_heads(block.heads[: len(self.units)])
+        fits = self.first.weight1.size(1) % 16 == 0
+        self.own_first = Unit(self.first) if own_first and fits else None
         self.region, self.frozen = region, frozen
         self.processors, self.room = 1, SHARED_MEMORY
         if block.weight.device.type == "cuda":
             device = torch.cuda.get_device_properties(block.weight.device)
             self.processors = device.multi_processor_count
             self.room = getattr(device, "shared_memory_per_block_optin", self.room)
-        single = block.weight.dtype == torch.float32
-        self.tiles = [
-            fitting((tiles or tiles_for(weight.size(0), single))[1 if index else 0], weight, self.room)
-            for index, (weight, _) in enumerate(block.units[-1].convolutions)
-        ]
+        self.single = block.weight.dtype == torch.float32
+        self.tiles, self.first_tiles = (self._cut(unit, tiles) for unit in (block.units[-1], self.first))
         self.widths = [weight.size(1) for weight, _ in block.units[-1].convolutions]
+        # a first convolution of 1×1 looks at no neighbours, and may activate what it reads by itself
+        self.bottleneck = block.bottleneck
+        self.raises = block.bottleneck and block.channels <= RAISING
         # products of pixels with the taps of a head lie apart for every so many channels
         self.part = self.tiles[-1].outputs
-        # channels that are surveyed at once: all that registers hold
-        self.inputs = min(block.channels & -block.channels, 64 if single else 256)
-        self.precision = "ieee" if single and not torch.backends.cudnn.allow_tf32 else "tf32"
+        self.precision = "ieee" if self.single and not torch.backends.cudnn.allow_tf32 else "tf32"
+
+    def _cut(self, unit: FoldedUnit, tiles: Sequence[Tiles] | None) -> list[Tiles]:
+        """How the convolutions of a unit are cut up: as given, the last of these also for others."""
+        cut = []
+        for index, (weight, _) in enumerate(unit.convolutions):
+            choice = tiles[min(index, len(tiles) - 1)] if tiles else tiles_of(weight, index)
+            cut.append(fitting(choice, weight, self.room))
+        return cut
+
+    def surveyed(self, channels: int) -> int:
+        """How many channels of so many are surveyed at once: all that registers hold."""
+        return min(channels & -channels, 64 if self.single else 256)
 
     @torch.no_grad()
     def __call__(self, u: Tensor) -> tuple[Tensor, Ponder | None]:
@@ -116,28 +125,6 @@ class SparseGPUBlock:
         return self.mode.bound if isinstance(self.mode, Thresholded) else 0.0
 
 
-class _Unit:
-    """The weights of a unit as the kernels want them."""
-
-    def __init__(self, unit: FoldedUnit) -> None:
-        self.scale, self.shift = (x.flatten().float().contiguous() for x in (unit.scale, unit.shift))
-        self.convolutions = [
-            (as_matrix(weight), None if bias is None else bias.float(), weight.size(2) * weight.size(3))
-            for weight, bias in unit.convolutions
-        ]
-
-
-class _Head:
-    """The weights of a halting head, likewise."""
-
-    def __init__(self, head: HaltingHead) -> None:
-        assert head.conv is not None
-        self.columns = F.pad(head.conv.weight.detach()[0].flatten(1), (0, 7)).contiguous()
-        self.pooled_weight, self.pooled_bias = (
-            x.detach().float().flatten().contiguous() for x in (head.linear.weight, head.linear.bias)
-        )
-
-
 class _Run:
     """One run of a block: the maps, the lists, and what is known of every pixel."""
 
@@ -145,13 +132,20 @@ class _Run:
         from torchpact.engines import gpu_kernels, gpu_lists
 
         self.block, self.kernels, self.lists = block, gpu_kernels, gpu_lists
-        if block.own_first is None:
-            # of a size of its own, so that it may be changed in place
-            self.u = block.first(u).permute(0, 2, 3, 1).contiguous()
-        else:
-            self.u = u.permute(0, 2, 3, 1).contiguous()
-        # what each convolution reads: the first the unit's activated input, others what came before them
-        self.maps = [self.u.new_empty(*self.u.shape[:3], width) for width in block.widths]
+        self.width = block.heads[0].columns.size(1)
+        given = u if block.own_first else block.first(u)
+        # of a size of its own, so that what cuDNN has made may be changed in place
+        self.u = given.permute(0, 2, 3, 1).contiguous()
+        given = self.u
+        if block.own_first:
+            stride = block.first.stride
+            size = (-(-given.size(1) // stride), -(-given.size(2) // stride))
+            self.u = given.new_empty(len(given), *size, block.channels)
+        # what each convolution reads: the first the unit's activated input, unless it activates that by
+        # itself; others what came before them
+        self.raised = None if block.raises else torch.empty_like(self.u)
+        middle = [self.u.new_empty(*self.u.shape[:3], width) for width in block.widths[1:]]
+        self.maps = [self.u if self.raised is None else self.raised, *middle]
         shape, device = self.u.shape[:3], u.device
         self.pixels = shape.numel()
         self.region = region_for(shape[1], shape[2], block.region)
@@ -164,19 +158,13 @@ class _Run:
         self.frozen, need = self.maps[1].view(-1).view(torch.int32), self.regions * self.region.pixels
         if len(self.frozen) < need:
             self.frozen = torch.empty(need, dtype=torch.int32, device=device)
-        self._begin()
+        self._begin(given)
 
     def _make_counts(self, device: torch.device) -> None:
-        """Make what kernels count and add up in, which the first kernel makes zero."""
+        """Make what kernels count in, which the first one makes zero."""
         # for each unit how many pixels are active and near; at addresses alike, or else kernels would be
         # compiled for unlike ones
-        counts, (images, _, _, channels) = 4 * len(self.block.units), self.u.shape
-        sums = 0 if self.region.whole else images * channels  # a program that sees all of an image needs none
-        self.zeros = torch.empty(counts + sums, dtype=torch.int32, device=device)
-        self.counts = self.zeros[:counts].view(-1, 4)
-        self.sums: Tensor | None = None
-        if not self.region.whole:
-            self.sums = self.zeros[counts:].view(torch.float32).view(images, channels)
+        self.counts = torch.empty(len(self.block.units), 4, dtype=torch.int32, device=device)
 
     def _make_notes(self, shape: torch.Size, device: torch.device) -> None:
         """Make what the first decision fills."""
@@ -193,30 +181,41 @@ class _Run:
         parts, own = self.u.size(3) // self.block.part, self.region.whole and self.share == 1
         products = [single((parts, 9, *shape)) for _ in range(1 if own else 2)]
         self.products = (products[0], products[-1])
+        # with what every head has for the mean
+        self.pools = single((parts, len(self.block.heads), *shape))
 
-    def _begin(self) -> None:
+    def _begin(self, given: Tensor) -> None:
         """Run the first unit, unless cuDNN has, and make what the first decision looks at."""
-        block = self.block
-        if block.own_first is None:
-            self._survey(block.units[0], block.heads[0])
-            if self.sums is not None:
-                torch.sum(self.u, (1, 2), dtype=torch.float32, out=self.sums)
+        block, unit = self.block, self.block.own_first
+        if unit is None:
+            self._survey(given, block.units[0], self.raised, block.heads[0])
             return
-        self._survey(block.own_first, None)
-        given, self.u = self.u, torch.empty_like(self.u)
-        self.residual(-1, given)
+        # maps of its own where it has a stride, or other channels come in
+        first, size = given, given.shape[1:3]
+        if block.bottleneck:
+            self.counts.zero_()
+        else:
+            first = self.maps[0] if given.shape == self.u.shape else torch.empty_like(given)
+            self._survey(given, unit, first)
+        maps = [first]
+        for stride, later in zip(unit.strides, self.maps[1:], strict=False):
+            size = torch.Size(-(-length // stride) for length in size)
+            same = size == later.shape[1:3]
+            maps.append(later if same else later.new_empty(len(later), *size, later.size(3)))
+        self._convolve(-1, unit, block.first_tiles, maps, given)
 
-    def _survey(self, unit: _Unit, head: _Head | None) -> None:
+    def _survey(self, u: Tensor, unit: Unit, to: Tensor | None, head: Head | None = None) -> None:
         """Put all pixels through the batch norm of a unit, and multiply them with the taps of a head."""
-        channels = self.u.size(3)
+        channels, pixels = u.size(3), u.shape[:3].numel()
         tile = 4096 // min(channels & -channels, 256)
-        self.kernels.survey_all[(max(1, -(-self.pixels // tile)),)](
-            self.u, unit.scale, unit.shift, self.maps[0], head.columns if head else self.u, self.products[0],
-            self.zeros, len(self.zeros), self.pixels,
-            C=channels, N=self.block.part, P=tile, K=self.block.inputs, ASKED=head is not None,
+        self.kernels.survey_all[(max(1, -(-pixels // tile)),)](
+            u, unit.scale, unit.shift, to, head.columns if head else u, self.products[0], self.pools,
+            self.counts, self.counts.numel(), pixels,
+            C=channels, N=self.block.part if head else channels, P=tile, K=self.block.surveyed(channels),
+            W=self.width, HEADS=len(self.block.heads), ASKED=head is not None,
         )  # fmt: skip
 
-    def _next(self, index: int) -> tuple[_Unit, _Head | None, Tensor]:
+    def _next(self, index: int) -> tuple[Unit, Head | None, Tensor]:
         """What comes after a unit: the next, the head that is asked before it, and where its products go."""
         units, heads = self.block.units, self.block.heads
         if index + 1 < len(units):
@@ -227,51 +226,58 @@ class _Run:
         """Decide, make lists, and what is looked at of pixels that do not change."""
         block, region, (_, height, width, channels) = self.block, self.region, self.u.shape
         head, unit, (_, after, products) = block.heads[index], block.units[index], self._next(index)
-        alone = self.regions <= block.processors
         self.lists.advance[(self.regions * self.share,)](
-            self.u, self.products[index % 2], self.sums, head.pooled_weight, head.pooled_bias,
-            block.noise(self.log_q), self.goes_on[index % 2], self.goes_on[(index + 1) % 2],
+            self.u, self.products[index % 2], self.pools, head.bias, block.noise(self.log_q),
+            self.goes_on[index % 2], self.goes_on[(index + 1) % 2],
             self.steps, self.cost, *self.details, self.log_q, index + 1, len(block.units) + 1, block.bound,
-            unit.scale, unit.shift, self.maps[0], after.columns if after else head.columns, products,
+            unit.scale, unit.shift, self.raised, after.columns if after else head.columns, products,
             self.near, self.active, self.frozen, self.counts[index, :2].view(torch.int64),
             self.pixels, height, width,
-            C=channels, N=block.part, R=block.frozen, K=block.inputs, ROWS=region.rows,
+            C=channels, N=block.part, R=block.frozen, K=block.surveyed(channels), ROWS=region.rows,
             COLUMNS=region.columns, ABOVE=region.above, BESIDE=region.beside,
-            POOL=read_at_once(region.pixels if region.whole else 1, channels, alone),
-            SHARE=self.share, ALL=index == 0, ASKED=after is not None,
+            W=self.width, HEADS=len(block.heads), SHARE=self.share, REACH=1 if block.bottleneck else 2,
+            ALL=index == 0, ASKED=after is not None,
             num_warps=warps_for(self.regions, block.processors, region.pixels),
         )  # fmt: skip
 
-    def residual(self, index: int, everywhere: Tensor | None = None) -> None:
-        """Run the convolutions of a unit: the first near active pixels, others at these.
+    def residual(self, index: int) -> None:
+        """Run the convolutions of a unit: the first near active pixels, others at these."""
+        self._convolve(index, self.block.units[index], self.block.tiles, self.maps, self.u)
 
-        If a map is given they run ``everywhere``, and are added to that.
+    def _convolve(
+        self, index: int, unit: Unit, cut: Sequence[Tiles], maps: Sequence[Tensor], old: Tensor
+    ) -> None:
+        """Run the convolutions of a unit, which read these maps, and add them to what is ``old``.
+
+        Before the first decision they run everywhere.
         """
-        block, (_, height, width, _) = self.block, self.u.shape
-        unit = block.units[index] if everywhere is None else block.own_first
-        assert unit is not None
+        block, everywhere = self.block, index < 0
         next_unit, head, products = self._next(index)
         last = len(unit.convolutions) - 1
-        old, outputs = self.u if everywhere is None else everywhere, [*self.maps[1:], self.u]
+        outputs = [*maps[1:], self.u]
         for number, (weight, bias, taps) in enumerate(unit.convolutions):
-            tiles, places = block.tiles[number], self.active if number else self.near
+            tiles, places = cut[number], self.active if number else self.near
             asked = number == last and head is not None
             parts = weight.size(1) // tiles.outputs
-            self.kernels.convolve[self._grid(tiles.pixels, tiles.programs, parts)](
-                self.maps[number], weight, unit.scale if bias is None else bias, outputs[number], old,
-                next_unit.scale, next_unit.shift, self.maps[0], weight if head is None else head.columns,
-                products, products if self.sums is None else self.sums, places,
-                self.counts[index, 0 if number else 1], self.pixels, height, width,
-                C=self.maps[number].size(3), D=weight.size(1), TAPS=taps,
-                P=tiles.pixels, N=tiles.outputs, K=tiles.inputs,
-                ALL=everywhere is not None, LAST=number == last, ASKED=asked,
-                SUMS=asked and self.sums is not None, PRECISION=block.precision,
+            raises = number == 0 and (block.bottleneck if everywhere else block.raises)
+            normed = unit if raises else next_unit
+            pixels, before = outputs[number].shape[:3].numel(), old if number == last else maps[number]
+            self.kernels.convolve[self._grid(pixels, tiles, parts)](
+                maps[number], weight, unit.scale if bias is None else bias, outputs[number], old,
+                normed.scale, normed.shift, self.raised, weight if head is None else head.columns,
+                products, self.pools, places, self.counts[index, 0 if number else 1], pixels,
+                len(block.heads) - index - 1, *outputs[number].shape[1:3], *before.shape[1:3],
+                C=maps[number].size(3), D=weight.size(1), TAPS=taps,
+                P=tiles.pixels, N=tiles.outputs, K=tiles.inputs, STRIDE=unit.strides[number],
+                KEPT=old.size(3), RAISES=raises, W=self.width, HEADS=len(block.heads),
+                ALL=everywhere, LAST=number == last, ASKED=asked, PRECISION=block.precision,
                 num_warps=tiles.warps, num_stages=tiles.stages, maxnreg=tiles.registers,
             )  # fmt: skip
 
-    def _grid(self, tile: int, programs: int, parts: int = 1) -> tuple[int]:
+    def _grid(self, pixels: int, tiles: Tiles, parts: int) -> tuple[int]:
         """As many programs as run at once, or as there are tiles, in so many ``parts`` each."""
-        return (max(1, min(programs * self.block.processors, -(-self.pixels // tile) * parts)),)
+        tiled = -(-pixels // tiles.pixels) * parts
+        return (max(1, min(tiles.programs * self.block.processors, tiled)),)
 
     def ponder(self) -> Ponder:
         """Return what was decided."""

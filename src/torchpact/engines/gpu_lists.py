@@ -12,13 +12,13 @@ from torchpact.engines.gpu_kernels import neighbours, survey
 
 @triton.jit(do_not_specialize=["pixels", "iteration"])  # type: ignore[untyped-decorator]
 def advance(  # type: ignore[no-untyped-def]
-    u, products, sums, pooled_weight, pooled_bias, noise, was_on, goes_on,
+    u, products, pools, bias, noise, was_on, goes_on,
     steps, cost, probs, survival, expected, log_q, iteration, last, bound,
     scale, shift, raised, columns, next_products, near_list, active_list, frozen_list, counts,
     pixels, height, width,
     C: tl.constexpr, N: tl.constexpr, R: tl.constexpr, K: tl.constexpr, ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr, ABOVE: tl.constexpr, BESIDE: tl.constexpr, POOL: tl.constexpr,
-    SHARE: tl.constexpr, ALL: tl.constexpr, ASKED: tl.constexpr,
+    COLUMNS: tl.constexpr, ABOVE: tl.constexpr, BESIDE: tl.constexpr, W: tl.constexpr,
+    HEADS: tl.constexpr, SHARE: tl.constexpr, REACH: tl.constexpr, ALL: tl.constexpr, ASKED: tl.constexpr,
 ):  # fmt: skip
     """Decide in a region of an image, list who goes on and who is near, and survey those that are looked at.
 
@@ -26,10 +26,9 @@ def advance(  # type: ignore[no-untyped-def]
     decisions are needed to tell who is near and far, and made once more rather than waited for. Hence flags
     and products are read from one place and left in another.
 
-    A logit is a sum of ``products`` of neighbours, which the last convolution or ``survey`` has left, and of
-    the image's mean, for which ``POOL`` channels are read at once: ``sums``, or if that is None the image,
-    which the region then covers. ``counts`` has that of active pixels in its lower half, that of near ones
-    in its upper. A region has its own room in ``frozen_list`` for far pixels that do not go on.
+    A logit is a sum of ``products`` of neighbours and the mean of ``pools``, which the last convolution or
+    ``survey`` has left. ``counts`` has that of active pixels in its lower half, that of near ones in its
+    upper. A region has its own room in ``frozen_list`` for far pixels that do not go on.
 
     Where regions are few, ``SHARE`` programs have one: all of them decide, the first writes that down, and
     each surveys ``R`` frozen pixels at a time, in turns.
@@ -47,13 +46,8 @@ def advance(  # type: ignore[no-untyped-def]
         if tl.max(asked.to(tl.int32), 0) == 0:
             tl.store(goes_on + pixel, tl.zeros((P,), tl.uint8), mask=noted)
             return
-    if sums is None:
-        pooled = _pooled(u, pooled_weight, pixel, there, C, P, POOL)
-    else:
-        pooled = _pooled(
-            sums, pooled_weight, image + tl.zeros((1,), tl.int32), tl.full((1,), True, tl.int1), C, 1, POOL
-        )
-    logit = tl.zeros((P,), tl.float32) + pooled / (height * width) + tl.load(pooled_bias)
+    pooled = _pooled(pools, iteration - 1, image, pixels, height * width, C // N, HEADS, P)
+    logit = tl.zeros((P,), tl.float32) + pooled / (height * width) + tl.load(bias)
     logit += _asked_of_neighbours(products, pixel, asked, pixels, height, width, C // N, P)
     go = _note(
         logit, pixel, there, asked & noted, noise, pixels, steps, cost, probs, survival, expected, log_q,
@@ -61,7 +55,7 @@ def advance(  # type: ignore[no-untyped-def]
     )  # fmt: skip
     go = asked & go
     tl.store(goes_on + pixel, go.to(tl.uint8), mask=noted)
-    near, far = _near_and_far(go, ROWS, COLUMNS)
+    near, far = _near_and_far(go, ROWS, COLUMNS, REACH)
     near, active, frozen = near & noted, go & noted, far & own & ~go
     # three counts in one number: what all threads add up takes its time
     each = (near.to(tl.int64) << 40) + (active.to(tl.int64) << 20) + frozen.to(tl.int64)
@@ -73,13 +67,16 @@ def advance(  # type: ignore[no-untyped-def]
     )
     tl.store(near_list + (start >> 32) + (end >> 40) - 1, pixel, mask=near)
     tl.store(active_list + (start & 0xFFFFFFFF) + ((end >> 20) & 0xFFFFF) - 1, pixel, mask=active)
+    if raised is None and not ASKED:
+        return
     tl.debug_barrier()
     left = (total & 0xFFFFF).to(tl.int32)
     for first in range(member * R, left, SHARE * R):
         at = first + tl.arange(0, R)
         some = tl.load(room + at, mask=at < left, other=0)
         survey(
-            u, scale, shift, raised, columns, next_products, some, at < left, pixels, C, N, R, K, ASKED
+            u, scale, shift, raised, columns, next_products, None, some, at < left, pixels, 0,
+            C, N, R, K, W, HEADS, ASKED,
         )  # fmt: skip
 
 
@@ -101,15 +98,16 @@ def _region(  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _pooled(  # type: ignore[no-untyped-def]
-    rows, weight, row, there, C: tl.constexpr, P: tl.constexpr, K: tl.constexpr
+    pools, head, image, pixels, size, PARTS: tl.constexpr, HEADS: tl.constexpr, P: tl.constexpr
 ):
-    """The product of the sum of some rows with the weights."""
-    at = row.to(tl.int64)[:, None] * C + tl.arange(0, K)[None, :]
-    product = tl.zeros((P, K), tl.float32)
-    for part in range(0, C, K):
-        inputs = tl.load(rows + at + part, mask=there[:, None], other=0.0).to(tl.float32)
-        product += inputs * tl.load(weight + part + tl.arange(0, K))[None, :]
-    return tl.sum(tl.sum(product, 1), 0)
+    """The sum of what the pixels of an image, ``size`` of them, have left for the mean that a head sees."""
+    result, stride = tl.zeros((P,), tl.float32), tl.zeros((P,), tl.int64) + pixels
+    for part in range(PARTS):
+        for start in range(0, size, P):
+            at = start + tl.arange(0, P)
+            place = (part * HEADS + head) * stride + image * size + at
+            result += tl.load(pools + place, mask=at < size, other=0.0)
+    return tl.sum(result, 0)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -169,14 +167,18 @@ def _note(  # type: ignore[no-untyped-def]
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _near_and_far(go, ROWS: tl.constexpr, COLUMNS: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Whether any of the 3×3 pixels around goes on, or of the 5×5 ones. A row is a number of bits."""
+def _near_and_far(  # type: ignore[no-untyped-def]
+    go, ROWS: tl.constexpr, COLUMNS: tl.constexpr, REACH: tl.constexpr
+):
+    """Whether any of the pixels around goes on; of those up to ``REACH`` away. A row is a number of bits."""
     column = tl.arange(0, COLUMNS)[None, :].to(tl.int64)
     bits = tl.sum(tl.reshape(go, (ROWS, COLUMNS)).to(tl.int64) << column, 1)
     near = bits | _rows_from(bits, -1, ROWS) | _rows_from(bits, 1, ROWS)
     far = near | _rows_from(bits, -2, ROWS) | _rows_from(bits, 2, ROWS)
     near |= (near << 1) | (near >> 1)
     far |= (far << 1) | (far >> 1) | (far << 2) | (far >> 2)
+    if REACH == 1:
+        far = near
     return (
         tl.reshape(((near[:, None] >> column) & 1) != 0, (ROWS * COLUMNS,)),
         tl.reshape(((far[:, None] >> column) & 1) != 0, (ROWS * COLUMNS,)),
