@@ -64,12 +64,12 @@ def halt_outside(block, u, mask):
 
 
 @torch.no_grad()
-def bottlenecks_of(channels, height, width, batch, *, stride=1, seed=0):
+def bottlenecks_of(channels, height, width, batch, *, stride=1, seed=0, **heads_are):
     """Return a block of three bottleneck units that stops here and there, and its input."""
     torch.manual_seed(seed)
     inputs = channels // 2 if stride == 2 else channels
     steps = [Bottleneck(inputs, channels, stride), *(Bottleneck(channels, channels) for _ in range(2))]
-    heads = [HaltingHead(channels, bias=0.0) for _ in steps[1:]]
+    heads = [HaltingHead(channels, bias=0.0, **heads_are) for _ in steps[1:]]
     block = tp.AdaptiveBlock(steps, heads, mode="thresholded").eval()
     for norm in (m for m in block.modules() if isinstance(m, nn.BatchNorm2d)):
         norm.weight.uniform_(0.5, 1.5)

@@ -1,5 +1,7 @@
 """Every engine against the block itself, which computes everything and masks."""
 
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -100,7 +102,7 @@ def test_wide_blocks_agree(name):
     check(name, *block_of(128, 6, 7, 3))
 
 
-@pytest.mark.parametrize("name", ["dense", "sparse"])
+@pytest.mark.parametrize("name", ["dense", "sparse", "native"])
 @pytest.mark.parametrize("stride", [1, 2])
 @pytest.mark.parametrize("batch", [0, 1, 3])
 def test_bottleneck_units_agree(name, stride, batch):
@@ -110,6 +112,63 @@ def test_bottleneck_units_agree(name, stride, batch):
         assert 1 < ponder.steps.double().mean() < 3
     for bias in (50.0, -50.0):  # none and all
         check(name, tell_heads(block, bias), u)
+
+
+@settings(max_examples=15)
+@given(
+    st.sampled_from([64, 192]), st.sampled_from([1, 2]), sizes, sizes, st.integers(0, 5), st.integers(0, 9)
+)
+def test_native_bottlenecks_equal_the_block_whatever_the_shape(channels, stride, height, width, batch, seed):
+    block, u = bottlenecks_of(channels, height, width, batch, stride=stride, seed=seed)
+    u = u[:, :, stride - 1 :, stride - 1 :]  # odd maps, if they are to be halved
+    with torch.no_grad():
+        _, ponder = block(u)
+    if not undecided(ponder):
+        check("native", block, u)
+
+
+@pytest.mark.parametrize("batch", [1, 4])
+@pytest.mark.parametrize("heads", [{"norm": True}, {"per": "image"}, {"per": "image", "norm": True}])
+def test_native_bottlenecks_agree_with_other_heads(heads, batch):
+    check("native", *bottlenecks_of(64, 5, 7, batch, **heads))
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+@pytest.mark.parametrize("share", [0.3, 1.0])
+def test_native_bottlenecks_agree_on_more_pixels_than_go_together(batch, share):
+    block, u = bottlenecks_of(128, 19, 23, batch)
+    ponder = check("native", *halt_outside(block, u, torch.rand(batch, 19, 23) < share))
+    assert ponder.steps.eq(3).double().mean() == pytest.approx(share, abs=0.07)
+
+
+@pytest.mark.parametrize("make", [block_of, bottlenecks_of])
+@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize("edge", ["top", "bottom", "left", "right", "corners", "inside", "few"])
+def test_native_agrees_where_only_pixels_at_an_edge_go_on(make, edge, batch):
+    block, u = make(128, 9, 8, batch)
+    mask = torch.zeros(batch, 9, 8, dtype=torch.bool)
+    places: dict[str, list[tuple[Any, Any]]] = {
+        "top": [(0, slice(None))],
+        "bottom": [(-1, slice(None))],
+        "left": [(slice(None), 0)],
+        "right": [(slice(None), -1)],
+        "corners": [(0, 0), (0, -1), (-1, 0), (-1, -1)],
+        "inside": [(slice(1, -1), slice(1, -1))],
+        "few": [(0, 2), (5, 0), (4, 4), (8, 7)],
+    }
+    for row, column in places[edge]:
+        mask[:, row, column] = True
+    ponder = check("native", *halt_outside(block, u, mask))
+    assert torch.equal(ponder.steps[:, 0] == 3, mask)
+
+
+@pytest.mark.parametrize("make", [block_of, bottlenecks_of])
+@pytest.mark.parametrize(("height", "width"), [(9, 1), (1, 9), (1, 1), (2, 3)])
+def test_native_agrees_on_narrow_maps_that_are_halved(make, height, width):
+    block, u = make(128, height, width, 3, stride=2)
+    check("native", block, u)
+    check("native", block, u[:, :, :1])
+    check("native", block, u[..., :1])
 
 
 @pytest.mark.parametrize("name", ["dense", "sparse", "native"])
@@ -223,6 +282,7 @@ def test_native_agrees_for_any_number_of_threads(threads):
     try:
         for batch in (1, 4, 7):
             check("native", *block_of(32, 7, 9, batch, seed=4))
+            check("native", *bottlenecks_of(128, 7, 9, batch, seed=4))
     finally:
         torch.set_num_threads(before)
 
@@ -266,8 +326,23 @@ def test_native_refuses_other_precisions_and_devices(change, message):
 def test_native_refuses_channels_that_do_not_fill_its_vectors():
     units = [tp.models.ResidualUnit(24, 24) for _ in range(2)]
     block = tp.AdaptiveBlock(units, [tp.models.HaltingHead(24)], mode="thresholded")
-    with pytest.raises(Unsupported, match="expected multiples of 16 channels, got 24 and 24"):
+    with pytest.raises(Unsupported, match=r"expected multiples of 16 channels, got 24$"):
         ENGINES["native"](FoldedBlock(block))
+
+
+def test_a_kernel_is_compiled_anew_when_a_file_that_it_includes_changes(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    for file in native.SOURCE.parent.glob("native*.?pp"):
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    source = tmp_path / native.SOURCE.name
+    try:
+        first = native._built(source)
+    except Unsupported as reason:
+        pytest.skip(str(reason))
+    assert native._built(source) == first
+    header = tmp_path / "native_convolve.hpp"
+    header.write_text(header.read_text() + "\n")
+    assert native._built(source) != first
 
 
 def test_without_a_compiler_native_says_so(monkeypatch):

@@ -6,14 +6,13 @@ import torch
 import torchpact as tp
 from tests.engines.elsewhere import compiled_elsewhere
 from tests.engines.networks import block_of, bottlenecks_of, halt_outside, relative, tell_heads, undecided
-from torchpact.bench.bottleneck import Bottleneck
 from torchpact.bench.memory import peak_memory
 from torchpact.engines import FoldedBlock, Unsupported
 from torchpact.models import HaltingHead, ResidualUnit
 
 pytest.importorskip("triton", reason="needs Triton")
 
-from torchpact.engines import gpu, native
+from torchpact.engines import gpu
 from torchpact.engines.gpu import SparseGPUBlock
 from torchpact.engines.gpu_tiles import Tiles, fitting, region_for, tiles_for
 from torchpact.engines.graphs import repeatable
@@ -274,12 +273,6 @@ def test_memory_of_a_block_beside_that_of_its_units(units, channels, most):
     sparse = SparseGPUBlock(FoldedBlock(block, None, details=False))
     plain = torch.nn.Sequential(*block.steps)
     assert peak_memory(lambda: sparse(u)) < most * peak_memory(lambda: plain(u))
-
-
-def test_bottlenecks_are_declined_in_a_line_by_those_who_cannot_run_them():
-    block = FoldedBlock(tp.AdaptiveBlock([Bottleneck(64, 64) for _ in range(2)], [HaltingHead(64)]))
-    with pytest.raises(Unsupported, match="expected units of two 3×3 convolutions, got bottlenecks"):
-        native.build(block)
 
 
 @pytest.mark.parametrize(("processors", "active"), [(1, 0.3), (10, 1.0)])

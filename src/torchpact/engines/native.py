@@ -1,7 +1,7 @@
 """The sparse engine for CPUs, compiled: active pixels go straight through registers, and nothing is gathered.
 
-The kernel is ``native.cpp``, a file without dependencies, which the machine's own C++ compiler turns into a
-library in about two seconds when it is first wanted; the user's cache keeps it. Where there is no compiler,
+The kernel is ``native.cpp``, without dependencies, which the machine's own C++ compiler turns into a library
+in about three seconds when it is first wanted; the user's cache keeps it. Where there is no compiler,
 :mod:`~torchpact.engines.sparse` remains, as it does with ``TORCHPACT_NATIVE=0`` in the environment: then
 nothing is compiled and nothing compiled is loaded. The kernel computes in single precision, also for bfloat16
 models.
@@ -42,6 +42,7 @@ class _Block(Structure):
         ("outputs", c_int32),
         ("stride", c_int32),
         ("units", c_int32),
+        ("middle", c_int32),
         ("heads", c_int32),
         ("local", c_int32),
         ("norm", c_int32),
@@ -70,17 +71,15 @@ class _Call(Structure):
 
 def build(block: FoldedBlock) -> Runner:
     """Return a runner for a block on the CPU, in a mode that compares logits with bounds."""
-    if block.bottleneck:
-        raise Unsupported("native: expected units of two 3×3 convolutions, got bottlenecks")
     weight = block.weight
     if weight.device.type != "cpu":
         raise Unsupported(f"native: expected a model on the CPU, got one on {weight.device}")
     if weight.dtype not in (torch.float32, torch.bfloat16):
         raise Unsupported(f"native: expected single precision or bfloat16, got {weight.dtype}")
-    if weight.size(0) % BLOCK or weight.size(1) % BLOCK:
-        raise Unsupported(
-            f"native: expected multiples of {BLOCK} channels, got {weight.size(1)} and {weight.size(0)}"
-        )
+    channels = [weight.size(1), weight.size(0), block.channels]
+    if any(count % BLOCK for count in channels):
+        counts = ", ".join(map(str, dict.fromkeys(channels)))
+        raise Unsupported(f"native: expected multiples of {BLOCK} channels, got {counts}")
     if not isinstance(block.mode, Thresholded | Discrete):
         raise Unsupported(f"native: expected the mode Thresholded or Discrete, got {block.mode}")
     library()
@@ -100,9 +99,10 @@ class NativeBlock:
         self.heads = len(block.heads)
         self.c = _Block(
             inputs=first.weight1.size(1),
-            outputs=first.weight1.size(0),
+            outputs=block.channels,
             stride=first.stride,
             units=self.units,
+            middle=first.weight1.size(0) if block.bottleneck else 0,
             heads=self.heads,
             local=self.local,
             norm=head is not None and head.pooled_norm is not None,
@@ -183,16 +183,19 @@ def _pack(block: FoldedBlock) -> Tensor:
     for unit in block.units:
         parts += _pack_unit(unit)
     for head in block.heads:
-        parts += _pack_head(head, block.weight.size(0))
+        parts += _pack_head(head, block.channels)
     return torch.cat([part.detach().flatten().float() for part in parts])
 
 
 def _pack_unit(unit: FoldedUnit) -> list[Tensor]:
-    return [unit.scale, unit.shift, _in_blocks(unit.weight1), unit.bias1, _in_blocks(unit.weight2)]
+    parts = [unit.scale, unit.shift]
+    for weight, bias in unit.convolutions:
+        parts += [_in_blocks(weight)] if bias is None else [_in_blocks(weight), bias]
+    return parts
 
 
 def _in_blocks(weight: Tensor) -> Tensor:
-    """Return weights as [outputs / 16][9][inputs][16]."""
+    """Return weights as [outputs / 16][taps][inputs][16]."""
     blocks: Tensor = weight.flatten(2).unflatten(0, (-1, BLOCK))
     return blocks.permute(0, 3, 2, 1)
 
@@ -234,7 +237,10 @@ def _built(source: Path) -> Path:
         raise Unsupported("native: expected a C++ compiler (c++, g++, clang++ or $CXX), found none")
     # what the compiler and -march=native stand for here, so that a shared home serves unlike machines
     target = _run(compiler, "-march=native", "-dM", "-E", "-x", "c++", os.devnull)
-    key = hashlib.sha256(source.read_bytes() + " ".join(FLAGS).encode() + target).hexdigest()[:16]
+    text = b"".join(
+        path.read_bytes() for path in (source, *sorted(source.parent.glob(f"{source.stem}_*.hpp")))
+    )
+    key = hashlib.sha256(text + " ".join(FLAGS).encode() + target).hexdigest()[:16]
     path = user_cache() / f"{source.stem}-{key}.so"
     if not path.exists():
         with tempfile.TemporaryDirectory() as folder:
