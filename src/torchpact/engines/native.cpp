@@ -8,40 +8,71 @@
 
 #include "native_image.hpp"
 
-extern "C" {
+namespace {
 
-// The bytes that one thread works in.
-int64_t torchpact_workspace(const Block* block, int32_t height, int32_t width) {
+template <typename T>
+int64_t workspace_of(const Block& block, int32_t height, int32_t width) {
     char* at = nullptr;
-    make_seat(*block, Shape(*block, height, width), at);
+    make_seat<T>(block, Shape(block, height, width), at);
     return at - static_cast<char*>(nullptr);
 }
 
-// Fill the tables of a zeroed workspace, before its first use.
-void torchpact_prepare(const Block* block, const Call* call) {
-    const Shape shape(*block, call->height, call->width);
-    char* at = static_cast<char*>(call->workspace);
-    for (int t = 0; t < call->threads; ++t) fill_tables(*block, shape, make_seat(*block, shape, at), call->threads);
+template <typename T>
+void prepare(const Block& block, const Call& call) {
+    const Shape shape(block, call.height, call.width);
+    char* at = static_cast<char*>(call.workspace);
+    for (int t = 0; t < call.threads; ++t)
+        fill_tables(block, shape, make_seat<T>(block, shape, at), call.threads);
 }
 
-void torchpact_run(const Block* block, const Call* call) {
-    const Shape shape(*block, call->height, call->width);
-    const int64_t seat = torchpact_workspace(block, call->height, call->width);
-    char* workspace = static_cast<char*>(call->workspace);
-#pragma omp parallel num_threads(call->threads)
+template <typename T>
+void run(const Block& block, const Call& call) {
+    const Shape shape(block, call.height, call.width);
+    const int64_t seat = workspace_of<T>(block, call.height, call.width);
+    char* workspace = static_cast<char*>(call.workspace);
+#pragma omp parallel num_threads(call.threads)
     {
         const int team = omp_get_num_threads(), member = omp_get_thread_num();
-        const long alone = call->batch / team * team;
+        const long alone = call.batch / team * team;
         if (alone) {
-            Image image(*block, *call, shape, workspace + member * seat, 0, 1);
+            Image<T> image(block, call, shape, workspace + member * seat, 0, 1);
 #pragma omp for schedule(dynamic, 1)
             for (long i = 0; i < alone; ++i) image.run(i);
         }
-        if (alone < call->batch) {
-            Image image(*block, *call, shape, workspace, member, team);
+        if (alone < call.batch) {
+            Image<T> image(block, call, shape, workspace, member, team);
 #pragma omp barrier
-            for (long i = alone; i < call->batch; ++i) image.run(i);
+            for (long i = alone; i < call.batch; ++i) image.run(i);
         }
     }
 }
+
+#if defined(__AVX512BF16__)
+#define IN_PRECISION_OF(block, call) (block)->half ? call<BFloat> : call<float>
+#else
+#define IN_PRECISION_OF(block, call) call<float>
+#endif
+
+}  // namespace
+
+extern "C" {
+
+// Whether this processor multiplies bfloat16.
+int32_t torchpact_has_half() {
+#if defined(__AVX512BF16__)
+    return 1;
+#else
+    return 0;
+#endif
+}
+
+// The bytes that one thread works in.
+int64_t torchpact_workspace(const Block* block, int32_t height, int32_t width) {
+    return (IN_PRECISION_OF(block, workspace_of))(*block, height, width);
+}
+
+// Fill the tables of a zeroed workspace, before its first use.
+void torchpact_prepare(const Block* block, const Call* call) { (IN_PRECISION_OF(block, prepare))(*block, *call); }
+
+void torchpact_run(const Block* block, const Call* call) { (IN_PRECISION_OF(block, run))(*block, *call); }
 }

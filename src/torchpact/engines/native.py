@@ -3,8 +3,8 @@
 The kernel is ``native.cpp``, without dependencies, which the machine's own C++ compiler turns into a library
 in about three seconds when it is first wanted; the user's cache keeps it. Where there is no compiler,
 :mod:`~torchpact.engines.sparse` remains, as it does with ``TORCHPACT_NATIVE=0`` in the environment: then
-nothing is compiled and nothing compiled is loaded. The kernel computes in single precision, also for bfloat16
-models.
+nothing is compiled and nothing compiled is loaded. Maps of bfloat16 models are multiplied as such where the
+processor can (AVX512-BF16), and else in single precision, in which sums and states always are.
 """
 
 import ctypes
@@ -47,6 +47,7 @@ class _Block(Structure):
         ("local", c_int32),
         ("norm", c_int32),
         ("group", c_int32),
+        ("half", c_int32),
         ("weights", c_void_p),
     )
 
@@ -92,7 +93,8 @@ class NativeBlock:
     def __init__(self, block: FoldedBlock) -> None:
         self.mode = block.mode
         self.units, self.dtype = len(block.units), block.weight.dtype
-        self.weights = _pack(block)
+        self.half = self.dtype == torch.bfloat16 and bool(library().torchpact_has_half())
+        self.weights = _pack(block, self.half)
         head, first = block.head, block.units[0]
         self.local = head is not None and head.conv is not None
         self.group = 1 if head is None else head.group
@@ -107,6 +109,7 @@ class NativeBlock:
             local=self.local,
             norm=head is not None and head.pooled_norm is not None,
             group=self.group,
+            half=self.half,
             weights=self.weights.data_ptr(),
         )
         self.workspaces = _Workspaces()
@@ -114,11 +117,12 @@ class NativeBlock:
     @torch.no_grad()
     def __call__(self, u: Tensor) -> tuple[Tensor, Ponder | None]:
         """Run the block."""
-        source = u.float().contiguous(memory_format=torch.channels_last)
+        precision = self.dtype if self.half else torch.float32
+        source = u.to(precision).contiguous(memory_format=torch.channels_last)
         batch, _, height, width = source.shape
         stride = self.c.stride
         shape = (batch, self.c.outputs, -(-height // stride), -(-width // stride))
-        output = torch.empty(shape, memory_format=torch.channels_last, **SINGLE)
+        output = torch.empty(shape, dtype=precision, memory_format=torch.channels_last, device="cpu")
         call = _Call(
             batch=batch, height=height, width=width, threads=min(torch.get_num_threads(), MAX_THREADS)
         )
@@ -177,20 +181,21 @@ def bounds_of(mode: Mode, like: Tensor) -> float | Tensor:
     return torch.stack([-mode.noise(each) for each in like])
 
 
-def _pack(block: FoldedBlock) -> Tensor:
+def _pack(block: FoldedBlock, half: bool) -> Tensor:
     """Return all weights of a block in the order in which the kernel walks over them."""
     parts: list[Tensor] = []
     for unit in block.units:
-        parts += _pack_unit(unit)
+        parts += _pack_unit(unit, half)
     for head in block.heads:
         parts += _pack_head(head, block.channels)
     return torch.cat([part.detach().flatten().float() for part in parts])
 
 
-def _pack_unit(unit: FoldedUnit) -> list[Tensor]:
+def _pack_unit(unit: FoldedUnit, half: bool) -> list[Tensor]:
     parts = [unit.scale, unit.shift]
     for weight, bias in unit.convolutions:
-        parts += [_in_blocks(weight)] if bias is None else [_in_blocks(weight), bias]
+        blocks = _in_pairs(weight) if half else _in_blocks(weight)
+        parts += [blocks] if bias is None else [blocks, bias]
     return parts
 
 
@@ -198,6 +203,12 @@ def _in_blocks(weight: Tensor) -> Tensor:
     """Return weights as [outputs / 16][taps][inputs][16]."""
     blocks: Tensor = weight.flatten(2).unflatten(0, (-1, BLOCK))
     return blocks.permute(0, 3, 2, 1)
+
+
+def _in_pairs(weight: Tensor) -> Tensor:
+    """Return weights of bfloat16 as [outputs / 16][taps][inputs / 2][16][2], two in the memory of a float."""
+    pairs: Tensor = _in_blocks(weight).unflatten(2, (-1, 2)).transpose(3, 4)
+    return pairs.contiguous().view(torch.float32)
 
 
 def _pack_head(head: HaltingHead, channels: int) -> list[Tensor]:
@@ -216,6 +227,7 @@ def library() -> ctypes.CDLL:
         kernel = ctypes.CDLL(str(_built(SOURCE)))
     except (OSError, RuntimeError) as error:  # the latter where there is no home
         raise Unsupported(f"native: no library ({' '.join(str(error).split())})") from error
+    kernel.torchpact_has_half.restype, kernel.torchpact_has_half.argtypes = c_int32, []
     kernel.torchpact_workspace.restype = c_int64
     kernel.torchpact_workspace.argtypes = [POINTER(_Block), c_int32, c_int32]
     for function in (kernel.torchpact_run, kernel.torchpact_prepare):

@@ -5,13 +5,13 @@
 #include <omp.h>
 
 #include <cmath>
-#include <cstring>
 
 #include "native_seat.hpp"
 
 namespace {
 
 // One image, by one thread or by a team of them, which then wait for each other after each stage.
+template <typename T>
 class Image {
    public:
     static constexpr int MAX_TEAM = 64;
@@ -20,7 +20,7 @@ class Image {
         : b(block), call(call), s(shape), member(member), team(team) {
         char* at = workspace;
         for (int t = 0; t < team; ++t) {
-            const Seat seat = make_seat(b, s, at);
+            const Seat<T> seat = make_seat<T>(b, s, at);
             if (t == 0) maps = seat;
             if (t == member) own = seat;
             totals[t] = seat.total;
@@ -36,10 +36,11 @@ class Image {
             if (!active) break;
             next_unit(unit);
         }
-        float* output = call.output + index * s.pixels * b.outputs;
+        T* output = static_cast<T*>(call.output) + index * s.pixels * b.outputs;
         const long size = s.width * b.outputs;
         for (long y = begin(s.height); y < end(s.height); ++y)
-            std::memcpy(output + y * size, maps.state + ((y + 1) * s.row + 1) * b.outputs, size * sizeof(float));
+            for (long i = 0; i < size; i += LANES)
+                store(output + y * size + i, load(maps.state + ((y + 1) * s.row + 1) * b.outputs + i));
         wait();
     }
 
@@ -48,7 +49,7 @@ class Image {
     const Call& call;
     const Shape& s;
     const int member, team;
-    Seat maps, own;
+    Seat<T> maps, own;
     Order order;
     float* totals[MAX_TEAM];
     long index = 0, active = 0, near = 0;
@@ -62,15 +63,18 @@ class Image {
     }
 
     // What a 3×3 convolution reads. The table of taps is for maps of the output's size.
-    Source around(const float* map, const int32_t* places, long channels) const {
+    Source<T> around(const T* map, const int32_t* places, long channels) const {
         const bool entering = map == maps.input;
         const bool known = !(entering && b.stride > 1) && channels > FEW_CHANNELS;
         return {map, places, entering ? s.in_row : s.row, known ? own.inside : nullptr};
     }
 
+    // Where the last convolution of a unit adds to the state.
+    Target<T> sums(const int32_t* places) const { return {places, nullptr, nullptr, maps.state, own.total}; }
+
     void first_unit() {
         const UnitWeights w = unit_weights(b, 0);
-        const float* input = call.input + index * s.in_pixels * b.inputs;
+        const T* input = static_cast<const T*>(call.input) + index * s.in_pixels * b.inputs;
         std::fill(own.total, own.total + b.outputs, 0.0f);
         shortcut(input);
         std::copy(order.all, order.all + s.pixels, own.active);
@@ -94,7 +98,7 @@ class Image {
     }
 
     // The mean over stride × stride pixels, of those there are, with channels of zeros before and after.
-    void shortcut(const float* input) {
+    void shortcut(const T* input) {
         const long before = (b.outputs - b.inputs) / 2;
         for (long i = begin(s.pixels); i < end(s.pixels); ++i) {
             const long place = (i / s.width + 1) * s.row + i % s.width + 1;
@@ -106,10 +110,14 @@ class Image {
             const float share = 1.0f / ((y_end - y) * (x_end - x));
             for (long yy = y; yy < y_end; ++yy)
                 for (long xx = x; xx < x_end; ++xx)
-                    for (long c = 0; c < b.inputs; ++c)
-                        target[before + c] += input[(yy * call.width + xx) * b.inputs + c] * share;
-            for (long c = 0; c < b.inputs; ++c) own.total[before + c] += target[before + c];
+                    add(target + before, input + (yy * call.width + xx) * b.inputs, share);
+            add(own.total + before, target + before, 1.0f);
         }
+    }
+
+    template <typename S>
+    void add(float* target, const S* source, float share) const {
+        for (long c = 0; c < b.inputs; c += LANES) store(target + c, load(target + c) + load(source + c) * share);
     }
 
     void next_unit(int unit) {
@@ -125,40 +133,36 @@ class Image {
     }
 
     // Both of a unit that has no others: at near pixels, then at active ones.
-    void convolutions(const UnitWeights& w, const float* source, const int32_t* from, long inputs) {
+    void convolutions(const UnitWeights& w, const T* source, const int32_t* from, long inputs) {
         const long co = b.outputs;
-        convolve({{w.conv1, 9, inputs, co}, around(source, from, inputs), {maps.middle, own.near, w.bias1}},
-                 begin(near), end(near));
+        convolve<T>({{w.conv1, 9, inputs, co}, around(source, from, inputs), {own.near, maps.middle, w.bias1}},
+                    begin(near), end(near));
         wait();
-        convolve({{w.conv2, 9, co, co},
-                  around(maps.middle, own.active, co),
-                  {maps.state, own.active, nullptr, own.total}},
-                 begin(active), end(active));
+        convolve<T>({{w.conv2, 9, co, co}, around(maps.middle, own.active, co), sums(own.active)}, begin(active),
+                    end(active));
         wait();
     }
 
     // The first convolution of a bottleneck, from listed rows to listed places, with the batch norm before it.
-    void narrow(const UnitWeights& w, const float* source, long inputs, const int32_t* from, float* target,
+    template <typename S>
+    void narrow(const UnitWeights& w, const S* source, long inputs, const int32_t* from, T* target,
                 const int32_t* to, long count) {
         by_chunks(count, [&](long first, long some) {
             for (long i = 0; i < some; ++i)
                 normalize(own.rows + i * inputs, source + from[first + i] * inputs, w.scale, w.shift, inputs);
-            convolve({{w.conv1, 1, inputs, b.middle}, {own.rows, own.in_order}, {target, to + first, w.bias1}}, 0,
-                     some);
+            convolve<T>({{w.conv1, 1, inputs, b.middle}, {own.rows, own.in_order}, {to + first, target, w.bias1}}, 0,
+                        some);
         });
         wait();
     }
 
     // The other two, at active pixels, which have these places in what the first one has left.
-    void widen(const UnitWeights& w, const float* source, const int32_t* from) {
+    void widen(const UnitWeights& w, const T* source, const int32_t* from) {
         const long m = b.middle;
         by_chunks(active, [&](long first, long some) {
-            convolve({{w.conv2, 9, m, m}, around(source, from + first, m), {own.rows, own.in_order, w.bias2}}, 0,
-                     some);
-            convolve({{w.conv3, 1, m, b.outputs},
-                      {own.rows, own.in_order},
-                      {maps.state, own.active + first, nullptr, own.total}},
-                     0, some);
+            convolve<T>({{w.conv2, 9, m, m}, around(source, from + first, m), {own.in_order, own.rows, w.bias2}}, 0,
+                        some);
+            convolve<T>({{w.conv3, 1, m, b.outputs}, {own.rows, own.in_order}, sums(own.active + first)}, 0, some);
         });
         wait();
     }
@@ -205,17 +209,15 @@ class Image {
             wait();  // nobody may add to a total that others still read
             return;
         }
-        const float* map = maps.state;
         if (b.norm) {
             activate(w.scale, w.shift, own.active, active);
-            map = maps.active_input;
             wait();
+            local_logits(maps.active_input, w.conv, common);
+        } else {
+            local_logits(maps.state, w.conv, common);
         }
-        long i = begin(active);
-        for (; i + 4 <= end(active); i += 4) products<4>(map, own.active + i, w.conv, common);
-        for (; i < end(active); ++i) products<1>(map, own.active + i, w.conv, common);
         if (b.group > 1) wait();
-        for (i = begin(active); i < end(active); ++i) decide(head, own.active[i]);
+        for (long i = begin(active); i < end(active); ++i) decide(head, own.active[i]);
         wait();
         const long before = active;
         active = filter(own.active, active, maps.live);
@@ -225,11 +227,18 @@ class Image {
         }
     }
 
+    template <typename S>
+    void local_logits(const S* map, const float* weight, float common) {
+        long i = begin(active);
+        for (; i + 4 <= end(active); i += 4) products<4>(map, own.active + i, weight, common);
+        for (; i < end(active); ++i) products<1>(map, own.active + i, weight, common);
+    }
+
     // The convolution of a head at COUNT active pixels; the three inputs in a row of the map lie together.
-    template <int COUNT>
-    void products(const float* map, const int32_t* places, const float* weight, float common) {
+    template <int COUNT, typename S>
+    void products(const S* map, const int32_t* places, const float* weight, float common) {
         const long size = 3 * b.outputs;
-        const float* source[COUNT];
+        const S* source[COUNT];
         for (int p = 0; p < COUNT; ++p) source[p] = map + (places[p] - s.row - 1) * b.outputs;
         Vector total[COUNT] = {};
         for (int row = 0; row < 3; ++row, weight += size)

@@ -2,6 +2,7 @@
 
 #pragma once
 
+#include <algorithm>
 #include <initializer_list>
 
 #include "native_convolve.hpp"
@@ -16,14 +17,15 @@ struct Block {
     int32_t local;   // heads have a convolution: a decision for every patch of group × group pixels
     int32_t norm;    // heads have batch norm and ReLU
     int32_t group;
+    int32_t half;  // maps and weights of convolutions are in bfloat16, and so are input and output
     const float* weights;
 };
 
 struct Call {
     int32_t batch, height, width;  // of the input
     int32_t threads;
-    const float* input;
-    float* output;
+    const void* input;
+    void* output;
     float bound;          // halts where the logit is above it,
     const float* bounds;  // or above these, if given: [heads][batch][positions]
     float* logits;        // [heads][batch][positions], filled with infinity; may be null
@@ -47,12 +49,13 @@ struct HeadWeights {
 
 inline UnitWeights weights_from(const float* at, const Block& b, long inputs) {
     const auto next = [&at](long count) { return std::exchange(at, at + count); };
+    const auto conv = [&](long count) { return next(b.half ? count / 2 : count); };
     const long m = b.middle ? b.middle : b.outputs;
     UnitWeights w{};
     w.scale = next(inputs), w.shift = next(inputs);
-    w.conv1 = next((b.middle ? 1 : 9) * inputs * m), w.bias1 = next(m);
-    w.conv2 = next(9 * m * m);
-    if (b.middle) w.bias2 = next(m), w.conv3 = next(m * b.outputs);
+    w.conv1 = conv((b.middle ? 1 : 9) * inputs * m), w.bias1 = next(m);
+    w.conv2 = conv(9 * m * m);
+    if (b.middle) w.bias2 = next(m), w.conv3 = conv(m * b.outputs);
     w.end = at;
     return w;
 }
@@ -71,7 +74,7 @@ inline HeadWeights head_weights(const Block& b, int head) {
 }
 
 // Pixels that go through the convolutions of a bottleneck together.
-constexpr long CHUNK = Tiles::MOST * PIXELS;
+constexpr long CHUNK = MOST_TILES * PIXELS;
 
 struct Shape {
     long height, width, row, places, positions, pixels;
@@ -92,9 +95,11 @@ struct Order {
 
 // Maps are those of the first seat where threads share an image. Of bottlenecks, which have a map only where
 // neighbours are looked at, there are the output of the first convolution, and rows for a chunk of pixels.
+template <typename T>
 struct Seat {
-    float *input, *state, *active_input, *middle;  // bordered maps: pre-activation, u, relu(BN(u)), conv1
-    float* rows;                                   // of a chunk: what a convolution reads, or leaves for the next
+    float* state;                                  // bordered map: u
+    T *input, *active_input, *middle;              // likewise: pre-activation, relu(BN(u)), conv1
+    T* rows;                                       // of a chunk: what a convolution reads, or leaves for the next
     float *logits, *survival;                      // of places, of positions
     float* total;                                  // the sum of u over pixels, or this thread's part of it
     int32_t *active, *near;                        // lists of places
@@ -113,13 +118,14 @@ T* take(char*& at, long count) {
     return start;
 }
 
-inline Seat make_seat(const Block& b, const Shape& s, char*& at) {
-    Seat seat;
-    seat.input = take<float>(at, s.in_places * (b.middle ? b.middle : b.inputs));
+template <typename T>
+Seat<T> make_seat(const Block& b, const Shape& s, char*& at) {
+    Seat<T> seat;
+    seat.input = take<T>(at, s.in_places * (b.middle ? b.middle : b.inputs));
     seat.state = take<float>(at, s.places * b.outputs);
-    seat.active_input = take<float>(at, b.middle && !b.norm ? 0 : s.places * b.outputs);
-    seat.middle = take<float>(at, s.places * (b.middle ? b.middle : b.outputs));
-    seat.rows = take<float>(at, b.middle ? CHUNK * std::max({b.inputs, b.middle, b.outputs}) : 0);
+    seat.active_input = take<T>(at, b.middle && !b.norm ? 0 : s.places * b.outputs);
+    seat.middle = take<T>(at, s.places * (b.middle ? b.middle : b.outputs));
+    seat.rows = take<T>(at, b.middle ? CHUNK * std::max({b.inputs, b.middle, b.outputs}) : 0);
     seat.logits = take<float>(at, s.places), seat.survival = take<float>(at, s.pixels);
     seat.total = take<float>(at, b.outputs);
     for (int32_t** list : {&seat.active, &seat.near, &seat.alone.all, &seat.alone.strided, &seat.together.all,
@@ -148,7 +154,8 @@ inline void fill_order(const Block& b, const Shape& s, const Order& order, long 
                     }
 }
 
-inline void fill_tables(const Block& b, const Shape& s, const Seat& seat, int threads) {
+template <typename T>
+void fill_tables(const Block& b, const Shape& s, const Seat<T>& seat, int threads) {
     fill_order(b, s, seat.alone, 1);
     fill_order(b, s, seat.together, threads);
     const long group = b.local ? b.group : std::max(s.height, s.width);
@@ -179,7 +186,8 @@ inline long filter(int32_t* list, long count, const uint8_t* keep) {
     return kept;
 }
 
-inline void normalize(float* target, const float* source, const float* scale, const float* shift, long channels) {
+template <typename T, typename S>
+void normalize(T* target, const S* source, const float* scale, const float* shift, long channels) {
     for (long c = 0; c < channels; c += LANES)
         store(target + c, relu(load(source + c) * load(scale + c) + load(shift + c)));
 }
