@@ -1,15 +1,14 @@
 """Deployed networks on a CPU against the best dense alternative of the same run.
 
-    python benchmarks/engines_cpu.py [--checkpoints runs/*/last.safetensors] [--seconds 15]
+    python benchmarks/engines_cpu.py [--precision fp32 bf16] [--networks NETWORK …] [--seconds 15]
 
-What ``torchpact bench`` measures, for the networks and checkpoints of the documentation, with every engine by
-itself beside. Dense alternatives are the plain network of equal depth: eager, channels last, batch norms
+What ``torchpact bench`` measures, for the networks of the documentation, with every engine by itself beside. Dense alternatives are the plain network of equal depth: eager, channels last, batch norms
 folded, compiled by torch.compile, default and with frozen weights. All candidates of a row take turns, so
 that other work on the machine hits all alike, and medians are compared. ``of_theory`` is the measured
 speed-up over the best of them divided by the one that FLOPs promise.
 
-Masks are blobs, see torchpact/bench/blobs.py. With ``--checkpoints`` trained networks decide on CIFAR-10 test
-images.
+Masks are blobs, see torchpact/bench/blobs.py, or what trained networks decide on CIFAR-10 test images: of the
+zoo, unless ``--networks`` names others, as for ``torchpact evaluate``.
 """
 
 import argparse
@@ -24,10 +23,12 @@ from torch import Tensor
 
 from torchpact.bench.blobs import with_blobs
 from torchpact.bench.rows import NetworkBench, Row, Setting
+from torchpact.commands.bench import PRECISIONS
+from torchpact.commands.common import find_network
 from torchpact.data import load_sample, standardize
 from torchpact.models import ResNet, ResNetConfig
-from torchpact.training import load_model
 
+NETWORKS = ("resnet32-tau0.01", "resnet32-tau0.05", "resnet110-tau0.005", "resnet110-tau0.01")
 ENGINES = ("dense", "sparse", "compact", "native")
 COLUMNS = (
     "batch", "masks", "best_dense", "best_dense_ms", "deployed_ms", "speedup", "flops_speedup", "of_theory",
@@ -39,17 +40,16 @@ def cases(units: int, batch: int, arguments: argparse.Namespace) -> Iterator[tup
         yield f"blobs {active:.0%}", *with_blobs(ResNetConfig(units=units), batch, active)
     if batch > 1:
         yield "images 50%", *with_blobs(ResNetConfig(units=units, per="image"), batch, 0.5)
-    for path in arguments.checkpoints:
-        model, config = load_model(path)
-        if config.network.adaptive and config.network.units == units:
-            images = standardize(load_sample("test").images)[:batch]
-            yield f"trained, {config.method}, tau {config.tau:g}", model, images
+    for name in arguments.networks:
+        model = find_network(name).model
+        if model.config.adaptive and model.config.units == units:
+            yield name, model, standardize(load_sample("test").images)[:batch]
 
 
-def shown(row: Row) -> dict[str, object]:
+def shown(row: Row, precision: str) -> dict[str, object]:
     """The columns of the documentation's table, and a time for each engine."""
     engines = {f"{name}_ms": row[f"{name}_ms"] for name in ENGINES}
-    return {"network": row["work"], **{name: row[name] for name in COLUMNS}, **engines}
+    return {"precision": precision, "network": row["work"], **{n: row[n] for n in COLUMNS}, **engines}
 
 
 def main() -> None:
@@ -57,19 +57,20 @@ def main() -> None:
     parser.add_argument("--units", type=int, nargs="*", default=[5, 18])
     parser.add_argument("--batch", type=int, nargs="*", default=[1, 64])
     parser.add_argument("--active", type=float, nargs="*", default=[0.25, 0.5, 0.75, 1.0])
-    parser.add_argument("--checkpoints", type=Path, nargs="*", default=[])
+    parser.add_argument("--networks", nargs="*", default=NETWORKS)
+    parser.add_argument("--precision", nargs="*", choices=PRECISIONS, default=["fp32", "bf16"])
     parser.add_argument("--seconds", type=float, default=15.0, help="of measuring, for each row")
     parser.add_argument(
         "--compile", action=argparse.BooleanOptionalAction, default=shutil.which("c++") is not None
     )
     parser.add_argument("--out", type=Path, default=Path(__file__).with_suffix(".csv"))
     arguments = parser.parse_args()
-    setting = Setting(torch.device("cpu"), torch.float32, arguments.seconds, arguments.compile)
     rows = []
-    for units, batch in itertools.product(arguments.units, arguments.batch):
+    for precision, units, batch in itertools.product(arguments.precision, arguments.units, arguments.batch):
+        setting = Setting(torch.device("cpu"), PRECISIONS[precision], arguments.seconds, arguments.compile)
         bench = NetworkBench(setting, ResNetConfig(units=units), torch.zeros(batch, 3, 32, 32))
         for case in cases(units, batch, arguments):
-            rows.append(shown(bench.row(*case, engines=ENGINES, memory=False)))
+            rows.append(shown(bench.row(*case, engines=ENGINES, memory=False), precision))
             print(*rows[-1].values(), sep="\t", flush=True)
             write_csv(arguments.out, rows)
 
