@@ -2,10 +2,11 @@
 
     python benchmarks/engines_cpu.py [--precision fp32 bf16] [--networks NETWORK …] [--seconds 15]
 
-What ``torchpact bench`` measures, for the networks of the documentation, with every engine by itself beside. Dense alternatives are the plain network of equal depth: eager, channels last, batch norms
-folded, compiled by torch.compile, default and with frozen weights. All candidates of a row take turns, so
-that other work on the machine hits all alike, and medians are compared. ``of_theory`` is the measured
-speed-up over the best of them divided by the one that FLOPs promise.
+What ``torchpact bench`` measures, for the networks of the documentation, with every engine by itself beside.
+Dense alternatives are the plain network of equal depth: eager, channels last, batch norms folded, compiled by
+torch.compile, default and with frozen weights. All candidates of a row take turns, so that other work on the
+machine hits all alike, and medians are compared. ``of_theory`` is the measured speed-up over the best of them
+divided by the one that FLOPs promise.
 
 Masks are blobs, see torchpact/bench/blobs.py, or what trained networks decide on CIFAR-10 test images: of the
 zoo, unless ``--networks`` names others, as for ``torchpact evaluate``.

@@ -17,9 +17,16 @@ and they their measures; less and over compare one by one. PICK is
     spread (mean and standard deviation over seeds), sd (the latter alone)                    of every run
     least, most, range (both), apart (most less least), same (one number, as all are alike)   of all runs
 
+Or they are columns of a benchmark's rows, those that have the values given, with _ for a space:
+
+    [PICK] csv NAME COLUMN[,COLUMN…] [COLUMN=VALUE[,VALUE…]…]
+
+of benchmarks/NAME.csv; without a PICK all rows in turn.
+
 No span may begin a line, which Markdown would take for HTML.
 """
 
+import csv
 import re
 from collections.abc import Callable
 from decimal import ROUND_HALF_UP, Decimal
@@ -108,6 +115,8 @@ def values(part: str) -> list[list[float]]:
     """What one part of a span stands for."""
     words = part.split()
     pick = words.pop(0) if words and words[0] in PICKS else "each"
+    if words[:1] == ["csv"]:
+        return _picked(pick, _rows(words[1:], part))
     if len(words) not in (3, 6) or words[3:4] not in ([], ["less"], ["over"]):
         raise ValueError(f"expected [PICK] MEASURES RUNS MODES [less|over RUNS MODES], got {part.strip()!r}")
     measures = words[0].split(",")
@@ -121,9 +130,36 @@ def values(part: str) -> list[list[float]]:
         for ours, theirs in zip(found, others, strict=True):
             means = [(a.mean, b.mean) for a, b in zip(ours, theirs, strict=True)]
             ours[:] = [spread([a - b if words[3] == "less" else a / b]) for a, b in means]
+    return _picked(pick, found)
+
+
+def _picked(pick: str, found: list[list[Spread]]) -> list[list[float]]:
     if pick in ("each", "spread", "sd"):
         return PICKS[pick]([one for ours in found for one in ours])
     return [value for column in zip(*found, strict=True) for value in PICKS[pick]([*column])]
+
+
+def _rows(words: list[str], part: str) -> list[list[Spread]]:
+    """Columns of those rows of a benchmark that have the values asked for."""
+    if len(words) < 2 or not all(word.count("=") == 1 for word in words[2:]):
+        raise ValueError(f"expected csv NAME COLUMNS COLUMN=VALUES…, got {part.strip()!r}")
+    file, columns, wanted = ROOT / "benchmarks" / f"{words[0]}.csv", words[1].split(","), words[2:]
+    if not file.is_file():
+        raise ValueError(f"expected the name of a file in benchmarks, got {words[0]!r}")
+    with file.open(newline="") as opened:
+        rows = [*csv.DictReader(opened)]
+    for column, _, choices in (word.partition("=") for word in wanted):
+        _known(column, rows)
+        rows = [row for row in rows if row[column] in choices.replace("_", " ").split(",")]
+    if not rows:
+        raise ValueError(f"expected rows of {file.name} with {' '.join(wanted)}, found none")
+    return [[spread([float(row[_known(column, rows)])]) for column in columns] for row in rows]
+
+
+def _known(column: str, rows: list[dict[str, str]]) -> str:
+    if column not in rows[0]:
+        raise ValueError(f"expected a column among {', '.join(rows[0])}; got {column!r}")
+    return column
 
 
 def _all(runs: str, modes: str, measures: list[str]) -> list[list[Spread]]:

@@ -1,5 +1,6 @@
 """What README and docs show must run, and what they name must exist."""
 
+import csv
 import importlib
 import re
 import runpy
@@ -133,6 +134,20 @@ SETTING = "fast/resnet110-relaxed-tau0.005"
         (f"* A\n* <!--= accuracy {SETTING} relaxed -->92<!--/-->.", "no line to begin with a span"),
         (f"A <!--= accuracy {SETTING} relaxed -->92.", "expected spans of the form"),
         ("<!-- table: chairs -->\n<!-- end -->", "expected a table among .*; got 'chairs'"),
+        (
+            "A <!--= csv engines_cpu -->1<!--/-->.",
+            "expected csv NAME COLUMNS COLUMN=VALUES…, got 'csv engines_cpu'",
+        ),
+        (
+            "A <!--= csv chairs speedup -->1<!--/-->.",
+            "expected the name of a file in benchmarks, got 'chairs'",
+        ),
+        ("A <!--= csv engines_cpu legs -->1<!--/-->.", "expected a column among .*speedup.*; got 'legs'"),
+        ("A <!--= csv engines_cpu speedup legs=4 -->1<!--/-->.", "expected a column among .*; got 'legs'"),
+        (
+            "A <!--= csv engines_cpu speedup batch=3 -->1<!--/-->.",
+            "rows of engines_cpu.csv with batch=3, found none",
+        ),
     ],
 )
 def test_spans_that_mean_nothing_are_refused_in_one_line(text, said, tables, tmp_path):
@@ -154,6 +169,21 @@ def test_spans_are_filled_with_what_results_say(tables, tmp_path):
     page.write_text("".join(f"A <!--= {what} -->{old}<!--/-->.\n" for what, old, _ in spans))
     assert tables(page) is None
     assert page.read_text() == "".join(f"A <!--= {what} -->{new}<!--/-->.\n" for what, _, new in spans)
+
+
+def test_spans_are_filled_with_what_benchmarks_have_measured(tables, tmp_path):
+    with (ROOT / "benchmarks" / "engines_cpu.csv").open(newline="") as file:
+        rows = [row for row in csv.DictReader(file) if row["masks"] == "blobs 25%" and row["batch"] == "64"]
+    assert len(rows) > 1
+    page = tmp_path / "page.md"
+    wanted = "csv engines_cpu speedup masks=blobs_25% batch=64"
+    page.write_text(f"A <!--= {wanted} -->{', '.join(['0.00'] * len(rows))}<!--/-->.\n")
+    assert tables(page) is None
+    every = ", ".join(f"{float(row['speedup']):.2f}" for row in rows)
+    assert page.read_text() == f"A <!--= {wanted} -->{every}<!--/-->.\n"
+    page.write_text(f"A <!--= most {wanted} -->0.00 ×<!--/-->.\n")
+    assert tables(page) is None
+    assert f"-->{max(float(row['speedup']) for row in rows):.2f} ×<" in page.read_text()
 
 
 GIVEN = [

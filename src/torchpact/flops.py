@@ -13,7 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from torchpact.block import AdaptiveBlock, Ponder
 from torchpact.models.config import map_sizes
 from torchpact.models.resnet import ResNet
-from torchpact.models.units import HaltingHead, ResidualUnit
+from torchpact.models.units import Bottleneck, HaltingHead
 
 
 @dataclass(frozen=True)
@@ -136,21 +136,37 @@ def _count(net: ResNet, steps: Sequence[Tensor], height: int, width: int) -> Flo
 
 def _block_flops(block: Any, steps: Tensor, height: int, width: int) -> Tensor:
     """Return the FLOPs of a block for each image, from how many units ran at each position."""
-    units: list[ResidualUnit] = [*block.steps]
+    first, *others = block.steps
     heads: list[HaltingHead] = [*getattr(block, "halting", ())]  # a plain block has none
     # Unit l runs where steps ≥ l, so that Σ_l over masks is a sum of steps, and the masks dilated are
     # those of the dilated steps: one max-pooling stands for L.
     steps = _spread(steps, height, width).float()
-    flops = _sum(torch.ones_like(steps)) * (_price(units[0].conv1) + _price(units[0].conv2))
-    if len(units) > 1:
+    flops = _sum(torch.ones_like(steps)) * sum(_unit_prices(first))
+    if others:
         near = F.max_pool2d(steps, 3, stride=1, padding=1)
-        flops = flops + _sum(near - 1) * _price(units[1].conv1) + _sum(steps - 1) * _price(units[1].conv2)
+        before, after = _unit_prices(others[0])
+        flops = flops + _sum(near - 1) * before + _sum(steps - 1) * after
     if heads:
         asked = steps.clamp(max=len(heads))
         if heads[0].conv is not None:
             flops = flops + _sum(asked) * _price(heads[0].conv)
         flops = flops + asked.amax((1, 2, 3)).long() * _price(heads[0].linear)
     return flops
+
+
+def _plain_flops(block: Any, height: int, width: int) -> int:
+    """Return the FLOPs of a block on one image if all of its units run everywhere and nobody decides."""
+    return height * width * sum(sum(_unit_prices(unit)) for unit in block.steps)
+
+
+def _unit_prices(unit: Any) -> tuple[int, int]:
+    """The FLOPs of a unit at one position of its output: those that neighbours need, too, and the others.
+
+    The first convolution of a bottleneck that halves the map runs at all pixels of what it is given.
+    """
+    if isinstance(unit, Bottleneck):
+        return unit.stride**2 * _price(unit.conv1), _price(unit.conv2) + _price(unit.conv3)
+    return _price(unit.conv1), _price(unit.conv2)
 
 
 def _price(layer: nn.Conv2d | nn.Linear) -> int:

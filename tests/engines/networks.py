@@ -4,8 +4,7 @@ import torch
 from torch import nn
 
 import torchpact as tp
-from torchpact.bench.bottleneck import Bottleneck
-from torchpact.models import HaltingHead, ResNetConfig, build
+from torchpact.models import Bottleneck, HaltingHead, ResNetConfig, build
 
 
 def lively(seed=0, mode="thresholded", **settings):

@@ -9,14 +9,14 @@ from typer.testing import CliRunner
 
 import torchpact as tp
 from torchpact.bench.blobs import block_with_blobs, with_blobs
-from torchpact.bench.bottleneck import bottleneck_flops, bottlenecks_with_blobs
+from torchpact.bench.bottleneck import bottlenecks_with_blobs
 from torchpact.bench.dense import dense_alternatives
 from torchpact.bench.rows import BottleneckBench, NetworkBench, Setting, _runners
 from torchpact.cli import app
 from torchpact.commands import bench as command
 from torchpact.engines import ENGINES, Unsupported
 from torchpact.engines.timing import in_turns
-from torchpact.flops import max_flops
+from torchpact.flops import _block_flops, _plain_flops, max_flops
 from torchpact.models import ResidualUnit, ResNetConfig
 
 SETTING = Setting(torch.device("cpu"), torch.float32, 0.01, compiling=False)
@@ -142,15 +142,16 @@ def test_flops_of_bottlenecks_are_those_of_their_layers():
     net, images = bottlenecks_with_blobs(1, 1.0, **SMALL_NET)
     u = net.enter(images)
     for block in net.blocks:
-        everywhere = torch.full((1, 1, *block(u)[0].shape[2:]), block.max_steps)
-        expected = tp.count_flops(torch.nn.Sequential(*block.steps), u).mean
-        assert bottleneck_flops(block, everywhere, heads=False) == expected
-        corner = torch.ones_like(everywhere)
+        size = block(u)[0].shape[2:]
+        assert _plain_flops(block, *size) == tp.count_flops(torch.nn.Sequential(*block.steps), u).mean
+        corner = torch.ones(1, 1, *size, dtype=torch.long)
+        once = _block_flops(block, corner, *size)
         corner[0, 0, 0, 0] = 2
-        once = bottleneck_flops(block, torch.ones_like(corner), heads=False)
-        second = block.steps[1]
+        second, head = block.steps[1], block.halting[0]
         more = 4 * second.conv1.weight.numel() + second.conv2.weight.numel() + second.conv3.weight.numel()
-        assert bottleneck_flops(block, corner, heads=False) - once == 2 * more
+        if len(block.halting) > 1:  # the pixel is asked once more
+            more += head.conv.weight.numel() + head.linear.weight.numel()
+        assert _block_flops(block, corner, *size) - once == 2 * more
         u, _ = block(u)
 
 

@@ -5,7 +5,7 @@ import torch
 
 import torchpact as tp
 from tests.engines.networks import lively
-from torchpact.engines import FoldedBlock, Unsupported, compiled, deploy, deployment
+from torchpact.engines import FoldedBlock, Unsupported, compiled, deploy, registry
 
 
 @pytest.fixture
@@ -64,4 +64,4 @@ def test_what_would_be_compiled_anew_runs_as_it_is(monkeypatch):
 def test_draws_no_samples():
     block = lively(units=2).blocks[0]
     with pytest.raises(Unsupported, match="compiled: expected a mode that draws nothing"):
-        deployment.ENGINES["compiled"](FoldedBlock(block, tp.Discrete()))
+        registry.ENGINES["compiled"](FoldedBlock(block, tp.Discrete()))

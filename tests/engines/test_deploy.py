@@ -9,7 +9,7 @@ import torch
 
 import torchpact as tp
 from tests.engines.networks import lively, relative, tell_heads
-from torchpact.engines import Unsupported, deployment
+from torchpact.engines import Unsupported, deployment, registry
 from torchpact.engines.deployed import BlockByBlock, Whole
 from torchpact.engines.timing import interleaved
 from torchpact.models import resnet32
@@ -19,7 +19,8 @@ from torchpact.models import resnet32
 def _no_patience():
     """Measure for a moment only: what is chosen does not matter here."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(deployment, "interleaved", partial(interleaved, seconds=0, least=1))
+        for module in (deployment, registry):
+            patch.setattr(module, "interleaved", partial(interleaved, seconds=0, least=1))
         yield
 
 
@@ -114,7 +115,7 @@ def test_the_table_says_what_was_chosen_and_why_not_more(monkeypatch):
     def refuse(block):
         raise Unsupported("native: expected a C++ compiler, found none")
 
-    monkeypatch.setitem(deployment.ENGINES, "native", refuse)
+    monkeypatch.setitem(registry.ENGINES, "native", refuse)
     with pytest.warns(
         UserWarning, match=r"got native: the dense engine runs\. native: expected a C\+\+ compiler"
     ):
@@ -160,7 +161,7 @@ def test_an_engine_for_whole_networks_is_taken_if_it_is_the_fastest(monkeypatch)
     def build(net, blocks):
         return lambda images: answer
 
-    monkeypatch.setitem(deployment.NETWORK_ENGINES, "whole", build)
+    monkeypatch.setitem(registry.NETWORK_ENGINES, "whole", build)
     fast = tp.deploy(lively(), images_of(2))
     assert fast.report.measurements[-1].engine == "whole"
     assert fast(images_of(2)) is answer
@@ -181,7 +182,7 @@ def test_a_whole_network_is_tuned_with_the_example_and_told_about_details(monkey
         def __call__(self, images):
             return torch.zeros(len(images), 10), []
 
-    monkeypatch.setitem(deployment.NETWORK_ENGINES, "whole", Network)
+    monkeypatch.setitem(registry.NETWORK_ENGINES, "whole", Network)
     example = images_of(2)
     tp.deploy(lively(), example, engines=["dense", "whole"], details=False)
     assert seen[0] == [False] * 3
@@ -285,7 +286,7 @@ def test_a_whole_network_leaves_sizes_that_it_does_not_know_to_the_blocks(monkey
 
         return run
 
-    monkeypatch.setitem(deployment.NETWORK_ENGINES, "whole", build)
+    monkeypatch.setitem(registry.NETWORK_ENGINES, "whole", build)
     monkeypatch.setattr(deployment, "interleaved", lambda calls: dict.fromkeys(calls, 1.0) | {"whole": 0.5})
     fast = tp.deploy(model, images_of(2), engines=["dense", "whole"])
     assert fast(images_of(2))[0].eq(7).all()
@@ -298,15 +299,16 @@ def test_a_whole_network_leaves_sizes_that_it_does_not_know_to_the_blocks(monkey
 
 
 def test_the_engine_on_the_chip_is_offered_to_gpus_and_says_what_it_lacks():
-    assert "onchip" in deployment._names(None, "cuda")
-    assert "onchip" not in deployment._names(None, "cpu")
+    names = partial(registry.names_among, registry.ENGINES | registry.NETWORK_ENGINES, None)
+    assert "onchip" in names("cuda")
+    assert "onchip" not in names("cpu")
     fast = tp.deploy(lively().half(), images_of(1).half(), engines=["dense", "onchip"])
     assert fast.report.measurements[-1].engine == "blocks"
     assert fast.explain().splitlines()[-1] == "onchip: expected a network on a GPU, got one on cpu"
 
 
 def test_a_new_engine_is_an_entry_in_a_dict(monkeypatch):
-    monkeypatch.setitem(deployment.ENGINES, "mine", deployment.ENGINES["dense"])
+    monkeypatch.setitem(registry.ENGINES, "mine", registry.ENGINES["dense"])
     fast = tp.deploy(lively(), images_of(1), engines=["mine"])
     assert [each.engine for each in fast.report.measurements] == ["mine"] * 3 + ["blocks"]
 
@@ -317,7 +319,7 @@ def test_a_new_engine_is_an_entry_in_a_dict(monkeypatch):
         (
             lambda: tp.deploy(torch.nn.Linear(2, 2), images_of(1)),
             TypeError,
-            "expected a torchpact ResNet, got Linear",
+            "expected a torchpact ResNet or an adaptive block, got Linear",
         ),
         (lambda: tp.deploy(lively(), images_of(0)), ValueError, "expected an example of at least one image"),
         (lambda: tp.deploy(lively(), images_of(1)[0]), ValueError, r"got \(3, 16, 16\)"),
@@ -351,7 +353,8 @@ def test_the_fastest_engine_is_taken(monkeypatch, fastest):
     def measured(candidates, **_):
         return {name: 1.0 if name in (fastest, "blocks") else 2.0 for name in candidates}
 
-    monkeypatch.setattr(deployment, "interleaved", measured)
+    for module in (deployment, registry):
+        monkeypatch.setattr(module, "interleaved", measured)
     fast = tp.deploy(lively(), images_of(2), engines=["dense", "sparse"])
     assert [m.engine for m in fast.report.measurements[:-1]] == [fastest] * 3
 
@@ -370,7 +373,7 @@ def test_engines_are_a_list():
     with pytest.raises(TypeError, match="expected a list of engines, got the string 'dense'"):
         tp.deploy(lively(), images_of(1), engines="dense")
     with pytest.raises(TypeError, match="expected a tensor of images as the example, got list"):
-        tp.deploy(lively(), [1, 2])  # type: ignore[arg-type]
+        tp.deploy(lively(), [1, 2])  # type: ignore[call-overload]
 
 
 def test_it_is_in_evaluation_whatever_the_model_is_in():

@@ -1,5 +1,6 @@
 """Every engine against the block itself, which computes everything and masks."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -235,6 +236,64 @@ def test_bfloat16_agrees_where_some_pixels_halt(name, share):
     assert torch.equal(got.steps, ponder.steps)
     assert torch.equal(got.steps == 3, mask[:, None])
     assert relative(output, expected) < 1e-2
+
+
+@pytest.mark.parametrize("as_such", [True, False])
+@pytest.mark.parametrize("make", [block_of, bottlenecks_of])
+@pytest.mark.parametrize("batch", [1, 3])
+@torch.no_grad()
+def test_native_bfloat16_is_multiplied_as_such_or_in_single_precision(make, batch, as_such, monkeypatch):
+    block, u = make(128, 9, 7, batch)
+    mask = torch.rand(batch, 9, 7) < 0.5
+    block, u = halt_outside(block, u, mask)
+    expected, ponder = block(u)
+    runner("native", block)  # skips where there is no compiler
+    if not as_such:
+        monkeypatch.setattr(native.library(), "torchpact_has_half", lambda: 0)
+    elif not native.library().torchpact_has_half():
+        pytest.skip("needs a CPU that multiplies bfloat16")
+    run = runner("native", block.bfloat16())
+    assert run.half == as_such
+    output, got = run(last(u.bfloat16()))
+    assert output.dtype == torch.bfloat16
+    assert got.probs.dtype == torch.float32
+    assert torch.equal(got.steps, ponder.steps)
+    assert relative(output, expected) < 1e-2
+    everything, _ = block(u.bfloat16())  # by PyTorch, which also rounds what units add to
+    assert relative(output, everything) < 1e-2
+
+
+@pytest.mark.parametrize("make", [block_of, bottlenecks_of])
+@pytest.mark.parametrize("stride", [1, 2])
+@torch.no_grad()
+def test_native_bfloat16_agrees_with_single_precision_where_nobody_halts(make, stride):
+    block, u = make(64, 5, 6, 2, stride=stride)
+    tell_heads(block, -50.0)
+    expected, _ = block(u)
+    output, _ = runner("native", block.bfloat16())(last(u.bfloat16()))
+    assert relative(output, expected) < 1e-2
+
+
+@torch.no_grad()
+def test_native_bfloat16_agrees_where_heads_have_norms():
+    block, u = block_of(32, 8, 6, 2, image_size=16, halting_norm=True)
+    mask = torch.rand(2, 8, 6) < 0.5
+    block, u = halt_outside(block, u, mask)
+    for head in block.halting:
+        torch.nn.init.ones_(head.norm.weight)  # then a ReLU: zero, or the large value
+        torch.nn.init.constant_(head.linear.bias, -3.0)
+    expected, ponder = block(u)
+    assert torch.equal(ponder.steps[:, 0] == 3, mask)
+    output, got = runner("native", block.bfloat16())(last(u.bfloat16()))
+    assert torch.equal(got.steps, ponder.steps)
+    assert relative(output, expected) < 1e-2
+
+
+@pytest.mark.skipif(not Path("/proc/cpuinfo").exists(), reason="the system does not tell what its CPU can do")
+def test_native_multiplies_bfloat16_where_the_cpu_can():
+    can = "avx512_bf16" in Path("/proc/cpuinfo").read_text()
+    runner("native", block_of(16, 2, 2, 1)[0])  # skips where there is no compiler
+    assert native.library().torchpact_has_half() == can
 
 
 @pytest.mark.parametrize("name", ["sparse", "native"])

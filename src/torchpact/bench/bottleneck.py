@@ -9,46 +9,11 @@ from torch.nn import functional as F
 from torchpact.bench.blobs import halt_above, smooth_noise
 from torchpact.block import AdaptiveBlock
 from torchpact.engines import FoldedBlock
-from torchpact.models import HaltingHead, ResidualUnit
-from torchpact.models.units import activated, make_conv, make_linear, make_norm
+from torchpact.models import Bottleneck, HaltingHead
+from torchpact.models.units import activated, make_linear, make_norm
 
 UNITS = (3, 4, 6, 3)
 CHANNELS = (256, 512, 1024, 2048)
-
-
-class Bottleneck(nn.Module):
-    """A residual unit of three convolutions, 1×1, 3×3 and 1×1, between a quarter of its channels.
-
-    The second has the stride; the shortcut has no parameters, as that of
-    :class:`~torchpact.models.ResidualUnit`.
-
-    >>> Bottleneck(64, 256, stride=2)(torch.randn(1, 64, 8, 8)).shape
-    torch.Size([1, 256, 4, 4])
-    """
-
-    gated = True
-    group = 1
-    shortcut: Any = ResidualUnit.shortcut
-
-    def __init__(self, inputs: int, outputs: int, stride: int = 1) -> None:
-        super().__init__()
-        middle = outputs // 4
-        self.norm1, self.norm2, self.norm3 = make_norm(inputs), make_norm(middle), make_norm(middle)
-        self.conv1, self.conv3 = _pointwise(inputs, middle), _pointwise(middle, outputs)
-        self.conv2 = make_conv(middle, middle, stride)
-        self.stride, self.padding = stride, outputs - inputs
-
-    def forward(self, u: Tensor, gate: Tensor | None = None) -> Tensor:
-        """Return u + f(u)·gate."""
-        residual = self.conv1(activated(self.norm1, u))
-        residual = self.conv3(activated(self.norm3, self.conv2(activated(self.norm2, residual))))
-        return self.shortcut(u) + (residual if gate is None else residual * gate)  # type: ignore[no-any-return]
-
-
-def _pointwise(inputs: int, outputs: int) -> nn.Conv2d:
-    conv = nn.Conv2d(inputs, outputs, 1, bias=False)
-    nn.init.kaiming_normal_(conv.weight, nonlinearity="relu")
-    return conv
 
 
 class _Frame(nn.Module):
@@ -140,27 +105,3 @@ def bottlenecks_with_blobs(
         channel += first.padding // 2
         halt_above(block, channel, 2.0 if active == 1 else float(noise.flatten().quantile(active)))
     return net, images
-
-
-def bottleneck_flops(block: Any, steps: Tensor, heads: bool = True) -> Tensor:
-    """Return the FLOPs of a block for each image, from how many units ran at each pixel.
-
-    As :func:`torchpact.count_flops` counts them: the first convolution of a unit is charged near active
-    pixels, where the 3×3 one needs it, the others at active ones.
-    """
-    first, second = block.steps[0], block.steps[1]
-    steps = steps.double()
-    near = F.max_pool2d(steps, 3, stride=1, padding=1)
-    pixels = steps[0].numel()
-    flops = (near - 1).sum((1, 2, 3)) * _price(second.conv1)
-    flops += (steps - 1).sum((1, 2, 3)) * (_price(second.conv2) + _price(second.conv3))
-    flops += pixels * (first.stride**2 * _price(first.conv1) + _price(first.conv2) + _price(first.conv3))
-    if not heads:
-        return flops
-    asked = steps.clamp(max=len(block.halting))
-    flops += asked.sum((1, 2, 3)) * _price(block.halting[0].conv)
-    return flops + asked.amax((1, 2, 3)) * _price(block.halting[0].linear)
-
-
-def _price(layer: Any) -> float:
-    return 2.0 * int(layer.weight.numel())

@@ -10,15 +10,15 @@ import torch
 from torch import Tensor, nn
 
 from torchpact.bench.blobs import block_with_blobs
-from torchpact.bench.bottleneck import PlainBottlenecks, bottleneck_flops, bottlenecks_with_blobs
+from torchpact.bench.bottleneck import PlainBottlenecks, bottlenecks_with_blobs
 from torchpact.bench.dense import FoldedNet, dense_alternatives, plain_net
 from torchpact.bench.memory import peak_memory
 from torchpact.block import use_mode
 from torchpact.engines import ENGINES, Deployed, FoldedBlock, Runner, Unsupported, deploy
-from torchpact.engines.deployment import ON_REQUEST, _tuned, default_engines
 from torchpact.engines.graphs import Graphed, repeatable
+from torchpact.engines.registry import ON_REQUEST, default_engines, tuned
 from torchpact.engines.timing import in_turns, interleaved
-from torchpact.flops import _block_flops, count_flops, flops_from_ponders, max_flops
+from torchpact.flops import _block_flops, _plain_flops, count_flops, flops_from_ponders, max_flops
 from torchpact.models import ResNet, ResNetConfig
 from torchpact.modes import Mode
 
@@ -43,7 +43,7 @@ class BlockBench:
         block, u = self._make(1.0)
         plain, folded = nn.Sequential(*block.steps), nn.Sequential(*FoldedBlock(block).units)
         self.dense = dense_alternatives(plain, folded, u, setting.compiling)
-        self.flops = 2.0 * sum(p.numel() for p in folded.buffers() if p.dim() == 4) * size**2
+        self.flops = _plain_flops(block, size, size)
 
     def _make(self, active: float) -> Any:
         block, u = block_with_blobs(*self.shape, active)
@@ -171,9 +171,8 @@ class BottleneckBench:
             best = min(calls, key=seconds.__getitem__)
             chosen[index] = best, runners[best]
             u, ponder = block(u)
-            everywhere = torch.full_like(ponder.steps, block.max_steps)
-            flops += float(bottleneck_flops(block, ponder.steps).mean())
-            flops -= float(bottleneck_flops(block, everywhere, heads=False).mean())
+            flops += float(_block_flops(block, ponder.steps, *u.shape[2:]).double().mean())
+            flops -= _plain_flops(block, *u.shape[2:])
             ran.append(float(ponder.steps.double().mean()) / block.max_steps)
 
         def deployed(images: Tensor) -> Tensor:
@@ -195,7 +194,7 @@ def _runners(block: nn.Module, u: Tensor, compiling: bool = False) -> dict[str, 
     found: dict[str, Runner] = {}
     for name in [*default_engines(ENGINES, u.device.type), *(ON_REQUEST if compiling else ())]:
         try:
-            found[name] = _tuned(partial(ENGINES[name], FoldedBlock(block)), u)
+            found[name] = tuned(partial(ENGINES[name], FoldedBlock(block)), u)
         except Unsupported:
             continue
     return found

@@ -113,7 +113,7 @@ def bench(
         console.print("other programs keep this machine busy: what is measured now means little")
     with console.status("measuring"):
         for row in _measure(setting, blocks, networks, trained, batches, shares):
-            rows.append(row)
+            rows.append({**row, "precision": precision})
             console.print(_line(row), markup=False, highlight=False)
             _write_csv(output / "bench.csv", rows)
     files = [str(output / "bench.csv"), *map(str, _draw(rows, output, title, console))]

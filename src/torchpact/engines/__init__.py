@@ -1,6 +1,6 @@
 """Engines: how the active positions of a block get computed. Modes decide, engines execute.
 
-Deploy a network     deploy, Deployed, Report
+Deploy a network     deploy, Deployed, Report; a block of your own network: DeployedBlock
 Its engines          ENGINES: dense, compact, sparse, native, gpu, onchip, compiled; for a block, a Runner
 Whole networks       NETWORK_ENGINES: onchip; for engines that do not go block by block
 On a GPU             graphs: blocks run in CUDA graphs, one for each size of the images
@@ -8,9 +8,10 @@ Any block            CompactBlock: halted examples leave the batch
 """
 
 from torchpact.engines.compact import CompactBlock
-from torchpact.engines.deployed import Deployed
-from torchpact.engines.deployment import ENGINES, NETWORK_ENGINES, deploy
+from torchpact.engines.deployed import Deployed, DeployedBlock
+from torchpact.engines.deployment import deploy
 from torchpact.engines.folding import FoldedBlock, Runner, Unsupported
+from torchpact.engines.registry import ENGINES, NETWORK_ENGINES
 from torchpact.engines.report import Report
 
 __all__ = [
@@ -18,6 +19,7 @@ __all__ = [
     "NETWORK_ENGINES",
     "CompactBlock",
     "Deployed",
+    "DeployedBlock",
     "FoldedBlock",
     "Report",
     "Runner",

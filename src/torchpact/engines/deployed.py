@@ -1,4 +1,4 @@
-"""What deploy returns: a network that runs block by block or as a whole, and cannot be changed."""
+"""What deploy returns: a network that runs block by block or as a whole, or a block; neither changes."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
@@ -7,7 +7,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from torchpact.engines.folding import Runner, Unsupported, fold_norm
+from torchpact.block import Ponder
+from torchpact.engines import dense
+from torchpact.engines.folding import FoldedBlock, Runner, Unsupported, fold_norm
 from torchpact.engines.graphs import MOST_SIZES, Outputs
 from torchpact.engines.ponder import is_unknown, unknown, without_details
 from torchpact.engines.report import Report
@@ -72,21 +74,39 @@ class Whole:
             return self.in_turn(images)
 
 
+class OneBlock:
+    """A block run by one engine, as if it were a network; without ``details`` only decisions are kept."""
+
+    direct = False
+
+    def __init__(self, run: Runner, details: bool) -> None:
+        self.run, self.details = run, details
+        self.waits: bool = getattr(run, "waits", False)
+
+    def __call__(self, u: Tensor) -> Outputs:
+        """Return the output, and what the block did."""
+        output, ponder = self.run(u.contiguous(memory_format=torch.channels_last))
+        assert ponder is not None  # there are heads
+        brief = not self.details and not is_unknown(ponder.probs)
+        return output, [without_details(ponder) if brief else ponder]
+
+
 _NOT_SAVED = (
     "a deployed network can be neither copied nor saved: threads may share it, and elsewhere the model is "
     "deployed again"
 )
 
 
-class Deployed(nn.Module):
-    """A network made by :func:`deploy`; called like the one it was made of, by several threads if need be."""
+class _Fixed(nn.Module):
+    """What runs without gradients on one device, in one precision, and stays as it is."""
 
-    def __init__(self, net: ResNet, network: Callable[[Tensor], Outputs]) -> None:
+    takes, kind = "images", "network"
+
+    def __init__(self, network: Callable[[Tensor], Outputs], like: Tensor) -> None:
         super().__init__()
-        self.config = net.config
         self.report = Report(0, [])
         self.network = network
-        self.dtype, self.device = net.stem.weight.dtype, net.stem.weight.device
+        self.dtype, self.device = like.dtype, like.device
         self._fitting: set[torch.Size] = set()  # that came before
         self.eval()  # as it runs, whatever the model is in
 
@@ -94,40 +114,40 @@ class Deployed(nn.Module):
         """Return a table of what runs each block, and how fast it was on the example, for ``print``."""
         return str(self.report)
 
-    def forward(self, images: Tensor) -> Outputs:
-        """Return the logits of the classes, and what each adaptive block did; without gradients."""
-        self.check(images)
+    def check(self, x: Tensor) -> None:
+        """Refuse what does not have the right shape, precision and device."""
+        if x.shape in self._fitting and x.dtype == self.dtype and x.device == self.device:
+            return
+        self._check_shape(x)
+        if x.dtype != self.dtype or x.device != self.device:
+            raise ValueError(
+                f"expected {self.takes} of {self.dtype} on {self.device}, as the {self.kind} was when "
+                f"deployed; got {x.dtype} on {x.device}"
+            )
+        if len(self._fitting) >= MOST_SIZES:
+            self._fitting.clear()
+        self._fitting.add(x.shape)
+
+    def _check_shape(self, x: Tensor) -> None:
+        """Refuse what does not have the right shape."""
+
+    def _called(self, x: Tensor) -> Outputs:
+        self.check(x)
         if self.device.type == "cuda" and self.device.index != torch.cuda.current_device():
             with torch.cuda.device(self.device):  # where Triton starts kernels
-                return self._run(images)
-        return self._run(images)
+                return self._run(x)
+        return self._run(x)
 
-    def _run(self, images: Tensor) -> Outputs:
+    def _run(self, x: Tensor) -> Outputs:
         # to enter and leave what need not be changed would take a good part of a small network's time
         grad, cast = torch.is_grad_enabled(), torch.is_autocast_enabled(self.device.type)
         if not (grad or cast):
-            return self.network(images)
+            return self.network(x)
         with torch.no_grad():
             if not cast:
-                return self.network(images)
+                return self.network(x)
             with torch.autocast(self.device.type, enabled=False):  # its precision is what it was measured in
-                return self.network(images)
-
-    def check(self, images: Tensor) -> None:
-        """Refuse what is not images of this network's precision on its device."""
-        if images.shape in self._fitting and images.dtype == self.dtype and images.device == self.device:
-            return
-        if images.dim() != 4 or images.size(1) != 3:
-            raise ValueError(f"expected images of shape (batch, 3, height, width), got {tuple(images.shape)}")
-        if images.dtype != self.dtype or images.device != self.device:
-            raise ValueError(
-                f"expected images of {self.dtype} on {self.device}, as the network was when deployed; "
-                f"got {images.dtype} on {images.device}"
-            )
-        check_group(self.config.group if self.config.adaptive else 1, *images.shape[2:])
-        if len(self._fitting) >= MOST_SIZES:
-            self._fitting.clear()
-        self._fitting.add(images.shape)
+                return self.network(x)
 
     def __reduce_ex__(self, protocol: object) -> NoReturn:
         raise TypeError(_NOT_SAVED)
@@ -136,7 +156,45 @@ class Deployed(nn.Module):
         """Refuse: there is nothing to save, and who does would find it empty."""
         raise TypeError(_NOT_SAVED)
 
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "Deployed":
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "_Fixed":
         raise RuntimeError(
             "a deployed network stays what it was measured as: move or cast the model and deploy again"
         )
+
+
+class Deployed(_Fixed):
+    """A network made by :func:`deploy`; called like the one it was made of, by several threads if need be."""
+
+    def __init__(self, net: ResNet, network: Callable[[Tensor], Outputs]) -> None:
+        super().__init__(network, net.stem.weight)
+        self.config = net.config
+
+    def forward(self, images: Tensor) -> Outputs:
+        """Return the logits of the classes, and what each adaptive block did; without gradients."""
+        return self._called(images)
+
+    def _check_shape(self, x: Tensor) -> None:
+        if x.dim() != 4 or x.size(1) != 3:
+            raise ValueError(f"expected images of shape (batch, 3, height, width), got {tuple(x.shape)}")
+        check_group(self.config.group if self.config.adaptive else 1, *x.shape[2:])
+
+
+class DeployedBlock(_Fixed):
+    """A block made by :func:`deploy`, likewise; in the network around it, it takes the block's place."""
+
+    takes, kind = "maps", "block"
+
+    def __init__(self, block: FoldedBlock) -> None:
+        super().__init__(OneBlock(dense.build(block), block.details), block.weight)
+        self.inputs = block.weight.size(1)
+
+    def forward(self, u: Tensor) -> tuple[Tensor, Ponder]:
+        """Return the output and what the block did; without gradients."""
+        output, (ponder,) = self._called(u)
+        return output, ponder
+
+    def _check_shape(self, x: Tensor) -> None:
+        if x.dim() != 4 or x.size(1) != self.inputs:
+            raise ValueError(
+                f"expected maps of shape (batch, {self.inputs}, height, width), got {tuple(x.shape)}"
+            )

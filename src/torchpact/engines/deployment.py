@@ -1,61 +1,56 @@
-"""deploy: the same network, with halted work skipped."""
+"""deploy: the same network, or block, with halted work skipped."""
 
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, overload
 
 import torch
 from torch import Tensor, nn
 
-from torchpact.block import Ponder
-from torchpact.engines import compact, compiled, dense, gpu, native, onchip, sparse
-from torchpact.engines.deployed import BlockByBlock, Deployed, Whole
-from torchpact.engines.folding import FoldedBlock, Runner, Unsupported
-from torchpact.engines.graphs import Graphed, Outputs, repeatable
+from torchpact.block import AdaptiveBlock, Ponder
+from torchpact.engines import dense
+from torchpact.engines.deployed import BlockByBlock, Deployed, DeployedBlock, OneBlock, Whole
+from torchpact.engines.folding import FoldedBlock, Runner, check_units
+from torchpact.engines.graphs import Graphed
+from torchpact.engines.registry import (
+    ENGINES,
+    NETWORK_ENGINES,
+    Network,
+    Notes,
+    built,
+    measured,
+    names_among,
+    tuned,
+)
 from torchpact.engines.report import Measurement, Report
 from torchpact.engines.timing import interleaved
-from torchpact.flops import _uncompiled, flops_from_ponders
+from torchpact.flops import _block_flops, _plain_flops, _uncompiled, flops_from_ponders
 from torchpact.models.resnet import ResNet
 from torchpact.modes import Mode, as_mode
 
-T = TypeVar("T")
-F = TypeVar("F", bound=Callable[..., Any])
 
-ENGINES: dict[str, Callable[[FoldedBlock], Runner]] = {
-    "dense": dense.build,
-    "compact": compact.build,
-    "sparse": sparse.build,
-    "native": native.build,
-    "gpu": gpu.build,
-    "onchip": onchip.build_block,
-    "compiled": compiled.build,
-}
-"""How the active positions of a block get computed; to add an engine, write a file and enter it here.
+@overload
+def deploy(  # type: ignore[overload-overlap]  # a block is a module, too
+    model: AdaptiveBlock,
+    example: Tensor,
+    *,
+    mode: Mode | str | None = None,
+    engines: Iterable[str] | None = None,
+    details: bool | None = None,
+) -> DeployedBlock: ...
 
-An engine makes a runner of a folded block, or raises :class:`Unsupported` with a line that says why not. A
-runner may have a method ``tune``, which is given the example before it is measured, and may raise that, too.
-"""
 
-DEVICES = {"native": "cpu", "gpu": "cuda", "onchip": "cuda"}
-"""Engines for one kind of device: on others they are not tried unless asked for."""
-
-ON_REQUEST = {"compiled"}
-"""Engines that take long to build: they are not tried unless asked for."""
-
-Network = Callable[[Tensor], Outputs]
-
-NETWORK_ENGINES: dict[str, Callable[[ResNet, Sequence[FoldedBlock]], Network]] = {
-    "onchip": onchip.build,
-}
-"""Engines that run a network as a whole, from checked images to logits and ponders; likewise.
-
-For images of a size that it cannot run, such a network raises :class:`Unsupported`, too. It may say that it
-is ``direct``: that it starts so little that a CUDA graph would gain nothing; or that it ``waits`` for the
-device, which no graph can. Where one runs the network, blocks by themselves are not tried by the engine of
-its name.
-"""
+@overload
+def deploy(
+    model: nn.Module,
+    example: Tensor,
+    *,
+    mode: Mode | str | None = None,
+    engines: Iterable[str] | None = None,
+    details: bool | None = None,
+) -> Deployed: ...
 
 
 def deploy(
@@ -65,7 +60,7 @@ def deploy(
     mode: Mode | str | None = None,
     engines: Iterable[str] | None = None,
     details: bool | None = None,
-) -> Deployed:
+) -> Deployed | DeployedBlock:
     """Return a network with the outputs of ``model`` in evaluation, which really skips halted work.
 
     Batch norms are folded, weights laid out for the device, and every engine that can run a block, or the
@@ -77,6 +72,10 @@ def deploy(
     network returns ``steps`` and ``cost`` of its ponders, and NaN for ``probs`` and ``expected_steps``, which
     take time to write; by default it is as the model's blocks are, each by itself, see :class:`use_mode`. The
     model stays as it is, and later changes of it do not reach what is deployed.
+
+    In a network of your own, deploy its blocks: adaptive blocks of :class:`~torchpact.models.ResidualUnit`
+    or :class:`~torchpact.models.Bottleneck`, with heads of :class:`~torchpact.models.HaltingHead`. What is
+    returned takes and gives what the block does; the ``example`` are maps such as will come.
 
     >>> model = tp.models.psact_resnet32(mode="thresholded", halting_bias=0.0).eval()
     >>> images = torch.randn(2, 3, 32, 32)
@@ -90,41 +89,47 @@ def deploy(
     if not isinstance(example, Tensor):
         raise TypeError(f"expected a tensor of images as the example, got {type(example).__name__}")
     net = _uncompiled(model)
-    if not isinstance(net, ResNet):
-        raise TypeError(
-            f"expected a torchpact ResNet, got {type(net).__name__}; for a block of your own with a "
-            "decision an example there is torchpact.engines.CompactBlock"
-        )
-    names = _names(engines, example.device.type)
-    blocks = [FoldedBlock(block, None if mode is None else as_mode(mode), details) for block in net.blocks]
+    mode = None if mode is None else as_mode(mode)
+    if isinstance(net, AdaptiveBlock):
+        return _deploy_block(net, example, mode, engines, details)
+    if isinstance(net, ResNet):
+        return _deploy_network(net, example, mode, engines, details)
+    raise TypeError(
+        f"expected a torchpact ResNet or an adaptive block, got {type(net).__name__}; in a network of your "
+        "own, deploy its blocks"
+    )
+
+
+def _deploy_network(
+    net: ResNet, example: Tensor, mode: Mode | None, engines: Iterable[str] | None, details: bool | None
+) -> Deployed:
+    names = names_among(ENGINES | NETWORK_ENGINES, engines, example.device.type)
+    blocks = [FoldedBlock(block, mode, details) for block in net.blocks]
     details_kept = [block.details for block in blocks]
     in_turn = BlockByBlock(net, [], details_kept)
     plain = BlockByBlock(net, [dense.build_plain(block) for block in blocks], details_kept)
     fast = Deployed(net, in_turn)
-    fast.check(example)
-    if not len(example):
-        raise ValueError("expected an example of at least one image, got none")
+    _check(fast, example)
 
-    notes: dict[str, None] = {}  # in order, each once
+    notes: Notes = {}  # in order, each once
     generators = _generators(blocks)
     chosen: list[_Choice] = []
-    current = torch.cuda.device(example.device) if example.device.type == "cuda" else nullcontext()
-    with torch.no_grad(), torch.autocast(example.device.type, enabled=False), current:
+    refused: list[Notes] = []
+    with _running(example):
         builders = {n: partial(NETWORK_ENGINES[n], net, blocks) for n in names if n in NETWORK_ENGINES}
-        built = _build({n: partial(_tuned, build, example, run=True) for n, build in builders.items()}, notes)
-        by_block = [name for name in names if name in ENGINES and name not in built]
+        whole = built({n: partial(tuned, build, example, run=True) for n, build in builders.items()}, notes)
+        by_block = [name for name in names if name in ENGINES and name not in whole]
         u = in_turn.stem(example)
-        for block, plain_run in zip(blocks, plain.runners, strict=True):
-            runners = _build({n: partial(_tuned, partial(ENGINES[n], block), u) for n in by_block}, notes)
-            runners = runners or {"dense": dense.build(block)}
-            seconds = _measured(runners | {"plain": plain_run}, u, generators)
-            best = min(runners, key=seconds.__getitem__)
-            in_turn.runners.append(runners[best])
-            u, _ = runners[best](u)
-            chosen.append(_Choice(best, seconds, u.shape))
+        for block in blocks:
+            refused.append({})
+            run, choice = _choose(block, by_block, u, generators, refused[-1])
+            in_turn.runners.append(run)
+            chosen.append(choice)
+            u, _ = run(u)
+        notes |= _joined(refused)
         _, ponders = in_turn(example)
         networks: dict[str, Whole | BlockByBlock] = {
-            **{n: _whole(network, in_turn, example, generators) for n, network in built.items()},
+            **{n: _whole(network, in_turn, example, generators) for n, network in whole.items()},
             "blocks": in_turn,
             "plain": plain,
         }
@@ -143,6 +148,40 @@ def deploy(
     return fast
 
 
+def _deploy_block(
+    block: AdaptiveBlock,
+    example: Tensor,
+    mode: Mode | None,
+    engines: Iterable[str] | None,
+    details: bool | None,
+) -> DeployedBlock:
+    check_units(block)
+    names = names_among(ENGINES, engines, example.device.type)
+    folded = FoldedBlock(block, mode, details)
+    fast = DeployedBlock(folded)
+    _check(fast, example)
+    notes: Notes = {}
+    generators = _generators([folded])
+    with _running(example):
+        example = example.contiguous(memory_format=torch.channels_last)
+        run, choice = _choose(folded, names, example, generators, notes)
+        alone = OneBlock(run, folded.details)
+        output, (ponder,) = alone(example)
+        fast.network, problem = _as_called(alone, example, generators)
+        if problem is not None:
+            notes[problem] = None
+    size = output.shape[2:]
+    flops = float(_block_flops(folded, ponder.steps, *size).double().mean())
+    active = float(ponder.steps.double().mean()) / block.max_steps
+    row = Measurement(
+        "1", _shape(output.shape), choice.engine, active, choice.seconds, flops, _plain_flops(folded, *size)
+    )
+    fast.report = Report(len(example), [row], [*notes])
+    if choice.engine == "dense":
+        _warn_if_dense([folded], names, notes)
+    return fast
+
+
 class _Choice(NamedTuple):
     """What was found for a block, or for the network, which has no output shape."""
 
@@ -151,36 +190,48 @@ class _Choice(NamedTuple):
     shape: torch.Size | None
 
 
-def _names(engines: Iterable[str] | None, device: str) -> list[str]:
-    known = ENGINES | NETWORK_ENGINES
-    if isinstance(engines, str):
-        raise TypeError(f"expected a list of engines, got the string {engines!r}")
-    names = default_engines(known, device) if engines is None else [*engines]
-    for name in names:
-        if name not in known:
-            raise ValueError(f"expected engines among {', '.join(known)}; got {name!r}")
-    return names
+def _choose(
+    block: FoldedBlock,
+    names: Sequence[str],
+    u: Tensor,
+    generators: Sequence[torch.Generator],
+    notes: Notes,
+) -> tuple[Runner, _Choice]:
+    """Return the fastest of the engines that can run a block, and what was measured."""
+    runners = built({n: partial(tuned, partial(ENGINES[n], block), u) for n in names}, notes)
+    runners = runners or {"dense": dense.build(block)}
+    seconds = measured(runners | {"plain": dense.build_plain(block)}, u, generators)
+    best = min(runners, key=seconds.__getitem__)
+    output, _ = runners[best](u)
+    return runners[best], _Choice(best, seconds, output.shape)
 
 
-def default_engines(among: Iterable[str], device: str) -> list[str]:
-    """Return the names of engines that are tried on a kind of device without being asked for.
+def _joined(by_block: Sequence[Notes]) -> Notes:
+    """Return what was noted of all blocks, and what of some, with their numbers.
 
-    >>> default_engines(["dense", "gpu", "native", "compiled"], "cpu")
-    ['dense', 'native']
+    >>> [*_joined([{"a": None, "b": None}, {"a": None}])]
+    ['a', 'b (block 1)']
     """
-    return [name for name in among if DEVICES.get(name, device) == device and name not in ON_REQUEST]
+    joined: Notes = {}
+    for note in dict.fromkeys(note for notes in by_block for note in notes):
+        where = [str(k) for k, notes in enumerate(by_block, start=1) if note in notes]
+        word = "block" if len(where) == 1 else "blocks"
+        joined[note if len(where) == len(by_block) else f"{note} ({word} {', '.join(where)})"] = None
+    return joined
 
 
-def _tuned(build: Callable[[], F], example: Tensor, run: bool = False) -> F:
-    """Return what an engine makes, after it was given the example, which it may refuse.
+def _check(fast: Deployed | DeployedBlock, example: Tensor) -> None:
+    fast.check(example)
+    if not len(example):
+        raise ValueError("expected an example of at least one image, got none")
 
-    If it has no use for that it is not told, or is ``run`` once, to see whether it can.
-    """
-    made = build()
-    tune = getattr(made, "tune", made if run else None)
-    if tune is not None:
-        tune(example)
-    return made
+
+@contextmanager
+def _running(example: Tensor) -> Iterator[None]:
+    """Measure as what is deployed will run: without gradients, on the example's device, in its precision."""
+    current = torch.cuda.device(example.device) if example.device.type == "cuda" else nullcontext()
+    with torch.no_grad(), torch.autocast(example.device.type, enabled=False), current:
+        yield
 
 
 def _whole(
@@ -193,26 +244,8 @@ def _whole(
     return whole
 
 
-def _build(builders: Mapping[str, Callable[[], T]], notes: dict[str, None]) -> dict[str, T]:
-    """Return what the engines made, and note why some made nothing."""
-    made: dict[str, T] = {}
-    for name, build in builders.items():
-        try:
-            made[name] = build()
-        except Unsupported as reason:
-            notes[str(reason)] = None
-    return made
-
-
-def _measured(
-    candidates: Mapping[str, Callable[[Tensor], object]], x: Tensor, generators: Sequence[torch.Generator]
-) -> dict[str, float]:
-    """Return the seconds that each takes; on a GPU in a CUDA graph, as it will run."""
-    return interleaved({name: repeatable(run, x, generators) for name, run in candidates.items()})
-
-
 def _as_called(
-    network: Whole | BlockByBlock, example: Tensor, generators: Sequence[torch.Generator]
+    network: Whole | BlockByBlock | OneBlock, example: Tensor, generators: Sequence[torch.Generator]
 ) -> tuple[Network, str | None]:
     """Return the network as users will call it, in CUDA graphs where those help; or why there are none."""
     if example.device.type != "cuda" or network.direct:
@@ -257,13 +290,14 @@ def _measurements(
     for k, (best, seconds, shape) in enumerate(chosen):
         if shape is None:
             break
-        block: Any = net.blocks[k]
-        weights = sum(conv.weight.numel() for unit in block.steps for conv in (unit.conv1, unit.conv2))
-        plain = 2.0 * weights * shape[2] * shape[3]
+        plain = _plain_flops(net.blocks[k], shape[2], shape[3])
         plain_total += plain
-        output = "×".join(str(size) for size in shape[1:])
-        rows.append(Measurement(str(k + 1), output, best, active[k], seconds, flops[k], plain))
+        rows.append(Measurement(str(k + 1), _shape(shape), best, active[k], seconds, flops[k], plain))
     mean = sum(active) / len(active)
     best, seconds, _ = chosen[-1]
     whole = Measurement("all", "", best, mean, seconds, sum(flops) + count.rest, plain_total + count.rest)
     return [*rows, whole]
+
+
+def _shape(shape: Sequence[int]) -> str:
+    return "×".join(str(size) for size in shape[1:])

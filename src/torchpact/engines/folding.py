@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from torchpact.block import AdaptiveBlock, Ponder
-from torchpact.models.units import HaltingHead, ResidualUnit, join_patches, split_patches
+from torchpact.models.units import Bottleneck, HaltingHead, ResidualUnit, join_patches, split_patches
 from torchpact.modes import Mode, Thresholded
 
 Runner = Callable[[Tensor], tuple[Tensor, Ponder | None]]
@@ -117,15 +117,23 @@ class FoldedBlock:
     def __init__(self, block: nn.Module, mode: Mode | None = None, details: bool | None = None) -> None:
         adaptive: AdaptiveBlock | None = block if isinstance(block, AdaptiveBlock) else None
         steps: Any = block.steps  # plain blocks have them too
-        self.steps: list[Any] = list(steps)  # as they are, for engines that fold by themselves
-        self.bottleneck = any(hasattr(unit, "conv3") for unit in steps)
-        fold = FoldedBottleneck if self.bottleneck else FoldedUnit
-        self.units = [fold(unit) for unit in steps]
         heads: Any = adaptive.halting if adaptive else ()
-        self.heads: list[HaltingHead] = [deepcopy(head).eval() for head in heads]
+        count = adaptive.max_steps if adaptive else len(steps)
+        # as they are, for engines that fold by themselves; a single one that is shared stands for all
+        self.steps: list[Any] = [*steps] * (count if len(steps) == 1 else 1)
+        self.bottleneck = isinstance(self.steps[0], Bottleneck)
+        fold = FoldedBottleneck if self.bottleneck else FoldedUnit
+        self.units = [fold(unit) for unit in self.steps]
+        heads = [*heads] * (count if len(heads) == 1 else 1)
+        self.heads: list[HaltingHead] = [deepcopy(head).eval() for head in heads[: max(count - 1, 1)]]
         self.mode: Mode = mode or (adaptive.mode if adaptive else Thresholded())
         wanted = details if details is not None else adaptive is None or adaptive.details
         self.details = wanted or not isinstance(self.mode, Thresholded)
+
+    @property
+    def halting(self) -> list[HaltingHead]:
+        """The heads, by the name that they have in a block."""
+        return self.heads
 
     @property
     def head(self) -> HaltingHead | None:
@@ -147,6 +155,26 @@ class FoldedBlock:
         block = AdaptiveBlock(self.units, self.heads, mode=self.mode).eval()
         block.details = self.details
         return block
+
+
+def check_units(block: AdaptiveBlock) -> None:
+    """Refuse blocks of which engines do not know what their steps and heads do."""
+    kinds = {type(step) for step in block.steps}
+    if len(kinds) != 1 or not kinds <= {ResidualUnit, Bottleneck}:
+        got = ", ".join(sorted(kind.__name__ for kind in kinds))
+        raise TypeError(
+            f"expected a block whose steps are all ResidualUnit or all Bottleneck, got {got}; for other "
+            "steps with a decision an example there is torchpact.engines.CompactBlock"
+        )
+    heads = {type(head) for head in block.halting}
+    if heads != {HaltingHead}:
+        got = ", ".join(sorted(kind.__name__ for kind in heads))
+        raise TypeError(f"expected halting heads of HaltingHead, got {got}")
+    if block.max_steps < 2:
+        raise ValueError(f"expected a block of at least two units, got {block.max_steps}")
+    parts: list[Any] = [*block.steps, *block.halting]
+    if any(part.group > 1 for part in parts):
+        raise ValueError("expected decisions for pixels or images, got some for patches")
 
 
 def fold_norm(norm: nn.BatchNorm2d) -> tuple[Tensor, Tensor]:

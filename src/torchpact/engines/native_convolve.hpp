@@ -25,7 +25,7 @@ struct Source {
 template <typename T>
 struct Target {
     const int32_t* places;
-    T* map;             // if there is a bias: map = relu(result + bias)
+    T* map;  // if there is a bias: map = relu(result + bias)
     const float* bias;
     float* sum = nullptr;  // else: sum += result and total += result
     float* total = nullptr;

@@ -150,8 +150,8 @@ class Image {
         by_chunks(count, [&](long first, long some) {
             for (long i = 0; i < some; ++i)
                 normalize(own.rows + i * inputs, source + from[first + i] * inputs, w.scale, w.shift, inputs);
-            convolve<T>({{w.conv1, 1, inputs, b.middle}, {own.rows, own.in_order}, {to + first, target, w.bias1}}, 0,
-                        some);
+            convolve<T>({{w.conv1, 1, inputs, b.middle}, {own.rows, own.in_order}, {to + first, target, w.bias1}},
+                        0, some);
         });
         wait();
     }
@@ -160,9 +160,10 @@ class Image {
     void widen(const UnitWeights& w, const T* source, const int32_t* from) {
         const long m = b.middle;
         by_chunks(active, [&](long first, long some) {
-            convolve<T>({{w.conv2, 9, m, m}, around(source, from + first, m), {own.in_order, own.rows, w.bias2}}, 0,
+            convolve<T>({{w.conv2, 9, m, m}, around(source, from + first, m), {own.in_order, own.rows, w.bias2}},
+                        0, some);
+            convolve<T>({{w.conv3, 1, m, b.outputs}, {own.rows, own.in_order}, sums(own.active + first)}, 0,
                         some);
-            convolve<T>({{w.conv3, 1, m, b.outputs}, {own.rows, own.in_order}, sums(own.active + first)}, 0, some);
         });
         wait();
     }

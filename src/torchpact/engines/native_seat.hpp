@@ -97,13 +97,13 @@ struct Order {
 // neighbours are looked at, there are the output of the first convolution, and rows for a chunk of pixels.
 template <typename T>
 struct Seat {
-    float* state;                                  // bordered map: u
-    T *input, *active_input, *middle;              // likewise: pre-activation, relu(BN(u)), conv1
-    T* rows;                                       // of a chunk: what a convolution reads, or leaves for the next
-    float *logits, *survival;                      // of places, of positions
-    float* total;                                  // the sum of u over pixels, or this thread's part of it
-    int32_t *active, *near;                        // lists of places
-    uint8_t *live, *spread, *mark;                 // of places: active, dilated by row, dilated
+    float* state;                      // bordered map: u
+    T *input, *active_input, *middle;  // likewise: pre-activation, relu(BN(u)), conv1
+    T* rows;                           // of a chunk: what a convolution reads, or leaves for the next
+    float *logits, *survival;          // of places, of positions
+    float* total;                      // the sum of u over pixels, or this thread's part of it
+    int32_t *active, *near;            // lists of places
+    uint8_t *live, *spread, *mark;     // of places: active, dilated by row, dilated
     // what stays:
     Order alone, together;         // for one thread, in one band; for all threads, a band each
     int32_t *entering, *in_order;  // of pixels of the input: places, numbers

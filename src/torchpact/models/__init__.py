@@ -3,7 +3,7 @@
 Residual networks    resnet32, resnet110, psact_resnet32, psact_resnet110
 Pretrained           zoo: what there is; pretrained="name" of the four above
 Of any size          ResNet, ResNetConfig, build
-Their parts          ResidualUnit, HaltingHead
+Their parts          ResidualUnit, Bottleneck, HaltingHead
 Recurrent networks   AdaptiveRNN, StackedRNN; with a readout SequenceNet, SequenceConfig
 Their parts          HaltingUnit, never_halt
 Training             warm_start
@@ -17,10 +17,11 @@ from torchpact.models.resnet import ResNet, build, warm_start
 from torchpact.models.rnn import AdaptiveRNN
 from torchpact.models.sequence import SequenceConfig, SequenceNet
 from torchpact.models.stacked import StackedRNN
-from torchpact.models.units import HaltingHead, ResidualUnit
+from torchpact.models.units import Bottleneck, HaltingHead, ResidualUnit
 
 __all__ = [
     "AdaptiveRNN",
+    "Bottleneck",
     "HaltingHead",
     "HaltingUnit",
     "ResNet",

@@ -1,5 +1,7 @@
 """The parts of a ResNet: residual units that heed a mask, and halting heads."""
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -44,6 +46,35 @@ class ResidualUnit(nn.Module):
             u = F.avg_pool2d(u, self.stride, ceil_mode=True)
         before = self.padding // 2
         return F.pad(u, (0, 0, 0, 0, before, self.padding - before)) if self.padding else u
+
+
+class Bottleneck(nn.Module):
+    """A residual unit of three convolutions, 1×1, 3×3 and 1×1, between a quarter of its channels.
+
+    As in ResNet-50, with batch norm and ReLU before each. The second has the stride; the shortcut has no
+    parameters, as that of :class:`ResidualUnit`.
+
+    >>> Bottleneck(64, 256, stride=2)(torch.randn(1, 64, 8, 8)).shape
+    torch.Size([1, 256, 4, 4])
+    """
+
+    gated = True
+    group = 1
+    shortcut: Any = ResidualUnit.shortcut  # which looks at the stride and the padding only
+
+    def __init__(self, inputs: int, outputs: int, stride: int = 1) -> None:
+        super().__init__()
+        middle = outputs // 4
+        self.norm1, self.norm2, self.norm3 = make_norm(inputs), make_norm(middle), make_norm(middle)
+        self.conv1, self.conv3 = make_pointwise(inputs, middle), make_pointwise(middle, outputs)
+        self.conv2 = make_conv(middle, middle, stride)
+        self.stride, self.padding = stride, outputs - inputs
+
+    def forward(self, u: Tensor, gate: Tensor | None = None) -> Tensor:
+        """Return u + f(u)·gate."""
+        residual = self.conv1(activated(self.norm1, u))
+        residual = self.conv3(activated(self.norm3, self.conv2(activated(self.norm2, residual))))
+        return self.shortcut(u) + (residual if gate is None else residual * gate)  # type: ignore[no-any-return]
 
 
 class HaltingHead(nn.Module):
@@ -184,6 +215,13 @@ def make_norm(channels: int) -> nn.BatchNorm2d:
 def make_conv(inputs: int, outputs: int, stride: int = 1) -> nn.Conv2d:
     """A 3×3 convolution without bias, drawn by He's variance scaling."""
     conv = nn.Conv2d(inputs, outputs, 3, stride=stride, padding=1, bias=False)
+    nn.init.kaiming_normal_(conv.weight, nonlinearity="relu")
+    return conv
+
+
+def make_pointwise(inputs: int, outputs: int) -> nn.Conv2d:
+    """A 1×1 convolution without bias, likewise."""
+    conv = nn.Conv2d(inputs, outputs, 1, bias=False)
     nn.init.kaiming_normal_(conv.weight, nonlinearity="relu")
     return conv
 

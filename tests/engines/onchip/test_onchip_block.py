@@ -6,7 +6,7 @@ import torch
 import torchpact as tp
 from tests.engines.networks import block_of, bottlenecks_of, halt_outside, lively, relative
 from tests.engines.onchip.emulation import H200, emulated, needs_compiler, tame
-from torchpact.engines import ENGINES, FoldedBlock, Unsupported, deploy, deployment
+from torchpact.engines import ENGINES, FoldedBlock, Unsupported, deploy, registry
 from torchpact.engines.graphs import repeatable
 from torchpact.engines.onchip import OnChipBlock
 from torchpact.engines.onchip.block import build, check
@@ -119,7 +119,7 @@ def test_says_what_it_cannot_run():
 @needs_compiler
 def test_deploy_runs_those_blocks_of_a_network_that_fit(monkeypatch):
     """Images are too wide for the first block, and so for the network as a whole."""
-    monkeypatch.setitem(deployment.ENGINES, "onchip", lambda block: OnChipBlock(block, emulated, SMALL))
+    monkeypatch.setitem(registry.ENGINES, "onchip", lambda block: OnChipBlock(block, emulated, SMALL))
     model = tame(lively(2, units=2)).half()
     images = torch.randn(1, 3, 8, 36).half()
     fast = deploy(model, images, engines=["onchip"])
@@ -137,8 +137,8 @@ def test_deploy_leaves_blocks_alone_where_the_network_fits(monkeypatch):
         raise AssertionError("the network is on the chip")
 
     model = lively(2, units=2)
-    monkeypatch.setitem(deployment.ENGINES, "onchip", refuse)
-    monkeypatch.setitem(deployment.NETWORK_ENGINES, "onchip", lambda net, blocks: model)
+    monkeypatch.setitem(registry.ENGINES, "onchip", refuse)
+    monkeypatch.setitem(registry.NETWORK_ENGINES, "onchip", lambda net, blocks: model)
     fast = deploy(model, torch.randn(1, 3, 8, 8), engines=["onchip", "dense"])
     assert {each.engine for each in fast.report.measurements[:-1]} == {"dense"}
 

@@ -11,7 +11,7 @@ import torch
 import torchpact as tp
 from tests.engines.networks import lively, relative
 from tests.engines.onchip.emulation import H200, engine, needs_compiler, reference, tame
-from torchpact.engines import FoldedBlock, Unsupported, deploy, deployment, onchip
+from torchpact.engines import FoldedBlock, Unsupported, deploy, onchip, registry
 from torchpact.engines.deployed import Whole
 from torchpact.engines.graphs import Graphed
 from torchpact.engines.onchip import OnChip
@@ -188,7 +188,7 @@ def test_says_what_it_cannot_run(settings, dtype, mode, line):
 
 
 def test_deploy_falls_back_with_a_line(monkeypatch):
-    monkeypatch.setitem(deployment.NETWORK_ENGINES, "onchip", onchip.build)
+    monkeypatch.setitem(registry.NETWORK_ENGINES, "onchip", onchip.build)
     model = lively(units=2)
     fast = deploy(model, torch.randn(1, 3, 8, 8), engines=["dense", "onchip"])
     assert "onchip: expected a network in half precision" in fast.explain()

@@ -1,0 +1,209 @@
+"""Blocks of networks that are not ours, deployed by themselves."""
+
+import threading
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+
+import torchpact as tp
+from tests.engines.networks import block_of, bottlenecks_of, halt_outside, relative, tell_heads, undecided
+from torchpact.engines import registry
+from torchpact.engines.timing import interleaved
+from torchpact.models import Bottleneck, HaltingHead, ResidualUnit
+
+ENGINES = [None, "dense", "sparse", "native"]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _no_patience():
+    """Measure for a moment only: what is chosen does not matter here."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(registry, "interleaved", partial(interleaved, seconds=0, least=1))
+        yield
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("make", [block_of, bottlenecks_of])
+@pytest.mark.parametrize("stride", [1, 2])
+@torch.no_grad()
+def test_a_deployed_block_does_what_the_block_does(make, stride, engine):
+    block, u = make(64, 7, 6, 3, stride=stride)
+    fast = tp.deploy(block, u[:2], engines=None if engine is None else [engine])
+    for part in (u, u[:1], u[:0], u[:, :, :4, :6].clone()):  # any batch and size afterwards
+        (output, ponder), (expected, reference) = fast(part), block(part)
+        assert output.shape == expected.shape
+        assert not undecided(reference)
+        assert torch.equal(ponder.steps, reference.steps)
+        if len(part):
+            assert relative(output, expected) < 1e-5
+            assert relative(ponder.probs, reference.probs) < 1e-5
+
+
+@torch.no_grad()
+def test_it_takes_the_place_of_the_block_in_a_network_of_ones_own():
+    class Mine(nn.Module):
+        def __init__(self, block):
+            super().__init__()
+            self.stem, self.block, self.readout = nn.Conv2d(3, 64, 1), block, nn.Linear(64, 2)
+
+        def forward(self, images):
+            u, ponder = self.block(self.stem(images))
+            return self.readout(u.mean((2, 3))), [ponder]
+
+    torch.manual_seed(0)
+    block, _ = bottlenecks_of(64, 8, 8, 1)
+    net, images = Mine(block).eval(), torch.randn(4, 3, 8, 8)
+    expected, [reference] = net(images)
+    net.block = tp.deploy(block, net.stem(images))
+    logits, [ponder] = net(images)
+    assert relative(logits, expected) < 1e-5
+    assert torch.equal(ponder.steps, reference.steps)
+
+
+@torch.no_grad()
+def test_explain_says_what_runs_it_and_what_flops_promise():
+    block, u = bottlenecks_of(64, 8, 8, 2)
+    halt_outside(block, u, torch.arange(64).view(8, 8).expand(2, 8, 8) < 16)  # two rows of eight
+    fast = tp.deploy(block, u)
+    [row] = fast.report.measurements
+    assert row.output == "64×8×8"
+    assert row.active == pytest.approx((16 * 3 + 48) / 64 / 3)
+    assert row.engine in registry.ENGINES
+    assert {"dense", "plain"} <= set(row.seconds)
+    first, second, third = 64 * 16, 9 * 16 * 16, 16 * 64  # multiply-adds of the convolutions
+    plain = 3 * 64 * (first + second + third)
+    heads = (64 + 16) * 9 * 64 + 2 * 64
+    sparse = 64 * (first + second + third) + 2 * (24 * first + 16 * (second + third)) + heads
+    assert row.flops_speedup == pytest.approx(plain / sparse)
+    assert fast.explain().startswith("block  output")
+
+
+@pytest.mark.parametrize("mode", ["thresholded", "discrete"])
+@torch.no_grad()
+def test_the_mode_may_be_given_and_details_left_out(mode):
+    block, u = block_of(32, 6, 5, 2, mode="relaxed")
+    fast = tp.deploy(block, u, mode=mode, details=False)
+    _, ponder = fast(u)
+    assert isinstance(block.mode, tp.Relaxed)  # which stays as it is
+    assert (ponder.log_prob is not None) == (mode == "discrete")
+    assert ponder.probs.isnan().all() == (mode == "thresholded")
+    _, expected = block(u, mode="thresholded")
+    if mode == "thresholded":
+        assert torch.equal(ponder.steps, expected.steps)
+        assert torch.equal(ponder.cost, expected.steps.float())
+
+
+@torch.no_grad()
+def test_steps_and_heads_may_be_shared():
+    torch.manual_seed(0)
+    shared = tp.AdaptiveBlock(
+        ResidualUnit(32, 32), HaltingHead(32, bias=0.0), max_steps=4, mode="thresholded"
+    ).eval()
+    u = torch.randn(2, 32, 7, 5)
+    expected, reference = shared(u)
+    assert 1 < reference.steps.double().mean() < 4
+    assert not undecided(reference)
+    for engine in ENGINES:
+        output, ponder = tp.deploy(shared, u, engines=engine and [engine])(u)
+        assert relative(output, expected) < 1e-5
+        assert torch.equal(ponder.steps, reference.steps)
+
+
+@torch.no_grad()
+def test_a_head_after_the_last_step_is_not_asked():
+    torch.manual_seed(0)
+    steps, heads = [ResidualUnit(16, 16) for _ in range(3)], [HaltingHead(16, bias=0.0) for _ in range(3)]
+    block, u = tp.AdaptiveBlock(steps, heads, mode="thresholded").eval(), torch.randn(2, 16, 6, 6)
+    expected, reference = block(u)
+    output, ponder = tp.deploy(block, u)(u)
+    assert relative(output, expected) < 1e-5
+    assert torch.equal(ponder.steps, reference.steps)
+    assert ponder.probs.shape == reference.probs.shape
+
+
+@torch.no_grad()
+def test_threads_may_share_it():
+    block, u = bottlenecks_of(64, 9, 8, 4)
+    fast = tp.deploy(block, u)
+    expected, _ = block(u)
+    wrong: list[float] = []
+
+    def work():
+        for _ in range(10):
+            distance = relative(fast(u)[0], expected)
+            if distance > 1e-5:
+                wrong.append(distance)
+
+    threads = [threading.Thread(target=work) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+def test_a_soft_mode_is_told_and_runs_densely():
+    block, u = block_of(16, 5, 5, 2, mode="relaxed")
+    with pytest.warns(UserWarning, match="expected a hard mode"):
+        fast = tp.deploy(tell_heads(block, 0.0), u)
+    assert fast.report.measurements[0].engine == "dense"
+
+
+def linear_block():
+    return tp.AdaptiveBlock(nn.Linear(8, 8), nn.Linear(8, 1), max_steps=3, mode="thresholded")
+
+
+@pytest.mark.parametrize(
+    ("block", "error", "message"),
+    [
+        (
+            linear_block(),
+            TypeError,
+            "steps are all ResidualUnit or all Bottleneck, got Linear; .*CompactBlock",
+        ),
+        (
+            tp.AdaptiveBlock([ResidualUnit(64, 64), Bottleneck(64, 64)], [HaltingHead(64)]),
+            TypeError,
+            "got Bottleneck, ResidualUnit",
+        ),
+        (
+            tp.AdaptiveBlock([ResidualUnit(16, 16)] * 2, [nn.Conv2d(16, 1, 1)]),
+            TypeError,
+            "expected halting heads of HaltingHead, got Conv2d",
+        ),
+        (
+            tp.AdaptiveBlock([ResidualUnit(16, 16)], [HaltingHead(16)]),
+            ValueError,
+            "expected a block of at least two units, got 1",
+        ),
+        (
+            tp.AdaptiveBlock([ResidualUnit(16, 16, group=2)] * 2, [HaltingHead(16, group=2)]),
+            ValueError,
+            "expected decisions for pixels or images, got some for patches",
+        ),
+    ],
+)
+def test_blocks_that_cannot_be_deployed_are_refused_in_a_line(block, error, message):
+    with pytest.raises(error, match=message) as problem:
+        tp.deploy(block, torch.randn(1, 16, 4, 4))
+    assert "\n" not in str(problem.value)
+
+
+@torch.no_grad()
+def test_maps_that_do_not_fit_are_refused_in_a_line():
+    block, u = block_of(16, 4, 4, 1)
+    with pytest.raises(ValueError, match="expected an example of at least one image, got none"):
+        tp.deploy(block, u[:0])
+    fast = tp.deploy(block, u)
+    with pytest.raises(
+        ValueError, match=r"expected maps of shape \(batch, 16, height, width\), got \(1, 3, 4, 4\)"
+    ):
+        fast(torch.randn(1, 3, 4, 4))
+    with pytest.raises(ValueError, match=r"expected maps of torch.float32 on cpu.*got torch.float64 on cpu"):
+        fast(u.double())
+    with pytest.raises(TypeError, match="neither copied nor saved"):
+        fast.state_dict()
+    with pytest.raises(RuntimeError, match="deploy again"):
+        fast.half()
