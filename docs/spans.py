@@ -147,19 +147,20 @@ def _rows(words: list[str], part: str) -> list[list[Spread]]:
     if not file.is_file():
         raise ValueError(f"expected the name of a file in benchmarks, got {words[0]!r}")
     with file.open(newline="") as opened:
-        rows = [*csv.DictReader(opened)]
+        reader = csv.DictReader(opened)
+        rows, known = [*reader], reader.fieldnames or []
+    for column in [*columns, *(word.partition("=")[0] for word in wanted)]:
+        if column not in known:
+            raise ValueError(f"expected a column among {', '.join(known)}; got {column!r}")
     for column, _, choices in (word.partition("=") for word in wanted):
-        _known(column, rows)
-        rows = [row for row in rows if row[column] in choices.replace("_", " ").split(",")]
-    if not rows:
-        raise ValueError(f"expected rows of {file.name} with {' '.join(wanted)}, found none")
-    return [[spread([float(row[_known(column, rows)])]) for column in columns] for row in rows]
-
-
-def _known(column: str, rows: list[dict[str, str]]) -> str:
-    if column not in rows[0]:
-        raise ValueError(f"expected a column among {', '.join(rows[0])}; got {column!r}")
-    return column
+        for choice in choices.split(","):
+            if choice not in {row[column].replace(" ", "_") for row in rows}:
+                raise ValueError(f"expected rows of {file.name} with {column}={choice}, found none")
+        rows = [row for row in rows if row[column].replace(" ", "_") in choices.split(",")]
+    try:
+        return [[spread([float(row[column])]) for column in columns] for row in rows]
+    except ValueError:
+        raise ValueError(f"expected numbers in {words[1]} of {file.name}") from None
 
 
 def _all(runs: str, modes: str, measures: list[str]) -> list[list[Spread]]:

@@ -142,6 +142,18 @@ SETTING = "fast/resnet110-relaxed-tau0.005"
             "A <!--= csv chairs speedup -->1<!--/-->.",
             "expected the name of a file in benchmarks, got 'chairs'",
         ),
+        (
+            "A <!--= csv engines_cpu speedup batch=3 network=ResNet-32 -->1<!--/-->.",
+            "with batch=3, found none",
+        ),
+        (
+            "A <!--= csv engines_cpu speedup batch=1,3 -->1<!--/-->.",
+            "with batch=3, found none",
+        ),
+        (
+            "A <!--= csv engines_cpu masks best_dense=compiled_frozen -->1<!--/-->.",
+            "expected numbers in masks of engines_cpu.csv",
+        ),
         ("A <!--= csv engines_cpu legs -->1<!--/-->.", "expected a column among .*speedup.*; got 'legs'"),
         ("A <!--= csv engines_cpu speedup legs=4 -->1<!--/-->.", "expected a column among .*; got 'legs'"),
         (

@@ -1,6 +1,7 @@
 """Blocks of networks that are not ours, deployed by themselves."""
 
 import threading
+import warnings
 from functools import partial
 
 import pytest
@@ -8,7 +9,15 @@ import torch
 from torch import nn
 
 import torchpact as tp
-from tests.engines.networks import block_of, bottlenecks_of, halt_outside, relative, tell_heads, undecided
+from tests.engines.networks import (
+    block_of,
+    bottlenecks_of,
+    halt_outside,
+    lively,
+    relative,
+    tell_heads,
+    undecided,
+)
 from torchpact.engines import registry
 from torchpact.engines.timing import interleaved
 from torchpact.models import Bottleneck, HaltingHead, ResidualUnit
@@ -171,7 +180,7 @@ def linear_block():
         (
             tp.AdaptiveBlock([ResidualUnit(16, 16)] * 2, [nn.Conv2d(16, 1, 1)]),
             TypeError,
-            "expected halting heads of HaltingHead, got Conv2d",
+            "expected halting heads of torchpact.models.HaltingHead, got Conv2d",
         ),
         (
             tp.AdaptiveBlock([ResidualUnit(16, 16)], [HaltingHead(16)]),
@@ -191,6 +200,74 @@ def test_blocks_that_cannot_be_deployed_are_refused_in_a_line(block, error, mess
     assert "\n" not in str(problem.value)
 
 
+@pytest.mark.parametrize(
+    ("name", "layer", "message"),
+    [
+        ("conv1", nn.Conv2d(16, 16, 3, padding=1), r"Conv2d\(16, .*bias=False\), got Conv2d\(16, "),
+        (
+            "conv2",
+            nn.Conv2d(16, 16, 3, padding=2, dilation=2, bias=False),
+            r"got Conv2d\(.*dilation=\(2, 2\)",
+        ),
+        ("conv2", nn.Conv2d(16, 16, 5, padding=2, bias=False), r"got .*kernel_size=\(5, 5\)"),
+        ("norm1", nn.GroupNorm(4, 16), r"BatchNorm2d\(16, .*, got GroupNorm\(4, 16"),
+        ("norm2", nn.BatchNorm2d(16, affine=False), "got BatchNorm2d.*affine=False"),
+        ("norm2", nn.Identity(), r"got Identity\(\)"),
+    ],
+)
+def test_units_that_were_changed_are_refused_in_a_line_also_in_networks(name, layer, message):
+    block, u = block_of(16, 4, 4, 1)
+    setattr(block.steps[1], name, layer)
+    model = lively()
+    setattr(model.blocks[0].steps[1], name, layer)
+    for changed, example in ((block, u), (model, torch.randn(1, 3, 8, 8))):
+        with pytest.raises(TypeError, match=f"^expected step 2 to have .*{message}") as problem:
+            tp.deploy(changed, example)
+        assert "\n" not in str(problem.value)
+
+
+def test_units_with_hooks_are_refused_and_norms_with_other_settings_are_not():
+    block, u = block_of(16, 4, 4, 1)
+    block.steps[1].norm1 = nn.BatchNorm2d(16, eps=0.1, momentum=None).eval()
+    with torch.no_grad():
+        assert relative(tp.deploy(block, u)(u)[0], block(u)[0]) < 1e-5
+    block.steps[1].register_forward_hook(lambda module, args, output: output)
+    with pytest.raises(TypeError, match="expected units and heads without forward hooks"):
+        tp.deploy(block, u)
+
+
+@pytest.mark.parametrize("first", [ResidualUnit(64, 32), ResidualUnit(64, 32, stride=2), Bottleneck(256, 64)])
+@torch.no_grad()
+def test_a_first_unit_may_make_fewer_channels(first):
+    torch.manual_seed(0)
+    channels = 64 if isinstance(first, Bottleneck) else 32
+    steps, heads = [first, type(first)(channels, channels)], [HaltingHead(channels, bias=0.0)]
+    block = tp.AdaptiveBlock(steps, heads, mode="thresholded").eval()
+    u = torch.randn(2, first.conv1.in_channels, 8, 6)
+    fast = tp.deploy(block, u)
+    assert relative(fast(u)[0], block(u)[0]) < 1e-5
+    assert "native: expected a first unit that makes no fewer channels" in fast.explain()
+
+
+def test_warnings_point_at_who_called():
+    block, u = block_of(16, 4, 4, 1, mode="relaxed")
+    with pytest.warns(UserWarning, match="expected a hard mode") as found:
+        tp.deploy(block, u)
+    with pytest.warns(UserWarning, match="expected a hard mode") as more:
+        tp.deploy(lively(mode="relaxed"), torch.randn(1, 3, 8, 8))
+    assert {each.filename for each in (*found, *more)} == {__file__}
+
+
+def test_gradients_that_would_end_are_told_of():
+    block, u = block_of(16, 4, 4, 1)
+    fast = tp.deploy(block, u)
+    with pytest.warns(UserWarning, match="expected maps that need no gradients"):
+        fast(u.requires_grad_())
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("error")
+        fast(u)
+
+
 @torch.no_grad()
 def test_maps_that_do_not_fit_are_refused_in_a_line():
     block, u = block_of(16, 4, 4, 1)
@@ -205,5 +282,9 @@ def test_maps_that_do_not_fit_are_refused_in_a_line():
         fast(u.double())
     with pytest.raises(TypeError, match="neither copied nor saved"):
         fast.state_dict()
-    with pytest.raises(RuntimeError, match="deploy again"):
+    with pytest.raises(TypeError, match="a deployed block can be neither copied nor saved"):
+        fast.load_state_dict({})
+    with pytest.raises(RuntimeError, match=r"a deployed block stays .* deploy again"):
         fast.half()
+    assert fast.to("cpu").float() is fast  # which changes nothing
+    assert "16×4×4" in repr(fast)

@@ -346,6 +346,26 @@ def test_native_agrees_for_any_number_of_threads(threads):
         torch.set_num_threads(before)
 
 
+@pytest.mark.parametrize("make", [block_of, bottlenecks_of])
+def test_native_threads_that_share_an_image_wait_for_each_other(make):
+    """Where one decides for the image from sums that the others have added to, many times over."""
+    block, u = make(64, 5, 5, 1, per="image")
+    tell_heads(block, -50.0)
+    for head in block.halting:
+        torch.nn.init.normal_(head.linear.weight)
+    run, before = runner("native", block), torch.get_num_threads()
+    torch.set_num_threads(4)
+    try:
+        with torch.no_grad():
+            expected, ponder = run(last(u))
+            for _ in range(200):
+                output, got = run(last(u))
+                assert torch.equal(output, expected)
+                assert torch.equal(got.probs, ponder.probs)
+    finally:
+        torch.set_num_threads(before)
+
+
 def test_native_may_change_size_between_calls():
     block, u = block_of(16, 9, 8, 3)
     run = runner("native", block)

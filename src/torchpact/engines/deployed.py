@@ -1,5 +1,6 @@
 """What deploy returns: a network that runs block by block or as a whole, or a block; neither changes."""
 
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
@@ -91,10 +92,11 @@ class OneBlock:
         return output, [without_details(ponder) if brief else ponder]
 
 
-_NOT_SAVED = (
-    "a deployed network can be neither copied nor saved: threads may share it, and elsewhere the model is "
-    "deployed again"
-)
+def _not_saved(kind: str) -> str:
+    return (
+        f"a deployed {kind} can be neither copied nor saved: threads may share it, and elsewhere the model "
+        "is deployed again"
+    )
 
 
 class _Fixed(nn.Module):
@@ -150,15 +152,22 @@ class _Fixed(nn.Module):
                 return self.network(x)
 
     def __reduce_ex__(self, protocol: object) -> NoReturn:
-        raise TypeError(_NOT_SAVED)
+        raise TypeError(_not_saved(self.kind))
 
     def state_dict(self, *_args: Any, **_options: Any) -> NoReturn:
         """Refuse: there is nothing to save, and who does would find it empty."""
-        raise TypeError(_NOT_SAVED)
+        raise TypeError(_not_saved(self.kind))
+
+    def load_state_dict(self, *_args: Any, **_options: Any) -> NoReturn:
+        """Refuse likewise."""
+        raise TypeError(_not_saved(self.kind))
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "_Fixed":
+        probe = fn(torch.empty(0, dtype=self.dtype, device=self.device))
+        if (probe.dtype, probe.device) == (self.dtype, self.device):
+            return self  # nothing would change
         raise RuntimeError(
-            "a deployed network stays what it was measured as: move or cast the model and deploy again"
+            f"a deployed {self.kind} stays what it was measured as: move or cast the model and deploy again"
         )
 
 
@@ -189,9 +198,20 @@ class DeployedBlock(_Fixed):
         self.inputs = block.weight.size(1)
 
     def forward(self, u: Tensor) -> tuple[Tensor, Ponder]:
-        """Return the output and what the block did; without gradients."""
+        """Return the output, channels last, and what the block did; without gradients."""
+        if u.requires_grad and torch.is_grad_enabled():
+            warnings.warn(
+                "expected maps that need no gradients, which end at a deployed block: call it within "
+                "torch.no_grad(), and train the block that it was made of",
+                stacklevel=3,
+            )
         output, (ponder,) = self._called(u)
         return output, ponder
+
+    def extra_repr(self) -> str:
+        """Return what runs it for ``print``."""
+        rows = [f"{each.engine}, maps of {each.output}" for each in self.report.measurements]
+        return f"{self.inputs} channels, {', '.join(rows)}"
 
     def _check_shape(self, x: Tensor) -> None:
         if x.dim() != 4 or x.size(1) != self.inputs:

@@ -11,8 +11,9 @@ from torch import Tensor, nn
 
 from torchpact.block import AdaptiveBlock, Ponder
 from torchpact.engines import dense
+from torchpact.engines.checking import check_block, check_layers
 from torchpact.engines.deployed import BlockByBlock, Deployed, DeployedBlock, OneBlock, Whole
-from torchpact.engines.folding import FoldedBlock, Runner, check_units
+from torchpact.engines.folding import FoldedBlock, Runner
 from torchpact.engines.graphs import Graphed
 from torchpact.engines.registry import (
     ENGINES,
@@ -87,7 +88,8 @@ def deploy(
     block  output    engine ...
     """
     if not isinstance(example, Tensor):
-        raise TypeError(f"expected a tensor of images as the example, got {type(example).__name__}")
+        kind = "maps" if isinstance(model, AdaptiveBlock) else "images"
+        raise TypeError(f"expected a tensor of {kind} as the example, got {type(example).__name__}")
     net = _uncompiled(model)
     mode = None if mode is None else as_mode(mode)
     if isinstance(net, AdaptiveBlock):
@@ -104,6 +106,8 @@ def _deploy_network(
     net: ResNet, example: Tensor, mode: Mode | None, engines: Iterable[str] | None, details: bool | None
 ) -> Deployed:
     names = names_among(ENGINES | NETWORK_ENGINES, engines, example.device.type)
+    for each in net.blocks:
+        check_layers(each)
     blocks = [FoldedBlock(block, mode, details) for block in net.blocks]
     details_kept = [block.details for block in blocks]
     in_turn = BlockByBlock(net, [], details_kept)
@@ -155,7 +159,7 @@ def _deploy_block(
     engines: Iterable[str] | None,
     details: bool | None,
 ) -> DeployedBlock:
-    check_units(block)
+    check_block(block)
     names = names_among(ENGINES, engines, example.device.type)
     folded = FoldedBlock(block, mode, details)
     fast = DeployedBlock(folded)
@@ -270,13 +274,13 @@ def _warn_if_dense(blocks: Sequence[FoldedBlock], names: Sequence[str], notes: I
         warnings.warn(
             f"expected a hard mode, in which halted work can be skipped, got {soft[0]}: the dense engine "
             'runs. deploy(model, example, mode="thresholded") skips',
-            stacklevel=3,
+            stacklevel=4,
         )
     elif "dense" not in names:
         warnings.warn(
-            f"expected engines that can run the network, got {', '.join(names) or 'none'}: the dense engine "
+            f"expected engines that can run it, got {', '.join(names) or 'none'}: the dense engine "
             f"runs. {'; '.join(notes)}",
-            stacklevel=3,
+            stacklevel=4,
         )
 
 

@@ -157,26 +157,6 @@ class FoldedBlock:
         return block
 
 
-def check_units(block: AdaptiveBlock) -> None:
-    """Refuse blocks of which engines do not know what their steps and heads do."""
-    kinds = {type(step) for step in block.steps}
-    if len(kinds) != 1 or not kinds <= {ResidualUnit, Bottleneck}:
-        got = ", ".join(sorted(kind.__name__ for kind in kinds))
-        raise TypeError(
-            f"expected a block whose steps are all ResidualUnit or all Bottleneck, got {got}; for other "
-            "steps with a decision an example there is torchpact.engines.CompactBlock"
-        )
-    heads = {type(head) for head in block.halting}
-    if heads != {HaltingHead}:
-        got = ", ".join(sorted(kind.__name__ for kind in heads))
-        raise TypeError(f"expected halting heads of HaltingHead, got {got}")
-    if block.max_steps < 2:
-        raise ValueError(f"expected a block of at least two units, got {block.max_steps}")
-    parts: list[Any] = [*block.steps, *block.halting]
-    if any(part.group > 1 for part in parts):
-        raise ValueError("expected decisions for pixels or images, got some for patches")
-
-
 def fold_norm(norm: nn.BatchNorm2d) -> tuple[Tensor, Tensor]:
     """Return the scale and the shift that a batch norm is in evaluation, in double precision.
 

@@ -41,6 +41,8 @@ def build(block: FoldedBlock) -> Runner:
         raise Unsupported("gpu: expected a decision for every pixel, by heads without batch norm")
     if len(block.units) < 2:
         raise Unsupported(f"gpu: expected a block of at least two units, got {len(block.units)}")
+    if block.units[0].padding < 0:
+        raise Unsupported("gpu: expected a first unit that makes no fewer channels than it is given")
     if not isinstance(block.mode, Thresholded | Discrete):
         raise Unsupported(f"gpu: expected the mode thresholded or discrete, got {block.mode}")
     if channels % 16 or block.weight.size(0) % 16:

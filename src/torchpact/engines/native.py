@@ -1,7 +1,7 @@
 """The sparse engine for CPUs, compiled: active pixels go straight through registers, and nothing is gathered.
 
 The kernel is ``native.cpp``, without dependencies, which the machine's own C++ compiler turns into a library
-in about three seconds when it is first wanted; the user's cache keeps it. Where there is no compiler,
+in about five seconds when it is first wanted; the user's cache keeps it. Where there is no compiler,
 :mod:`~torchpact.engines.sparse` remains, as it does with ``TORCHPACT_NATIVE=0`` in the environment: then
 nothing is compiled and nothing compiled is loaded. Maps of bfloat16 models are multiplied as such where the
 processor can (AVX512-BF16), and else in single precision, in which sums and states always are.
@@ -81,6 +81,8 @@ def build(block: FoldedBlock) -> Runner:
     if any(count % BLOCK for count in channels):
         counts = ", ".join(map(str, dict.fromkeys(channels)))
         raise Unsupported(f"native: expected multiples of {BLOCK} channels, got {counts}")
+    if block.units[0].padding < 0:
+        raise Unsupported("native: expected a first unit that makes no fewer channels than it is given")
     if not isinstance(block.mode, Thresholded | Discrete):
         raise Unsupported(f"native: expected the mode Thresholded or Discrete, got {block.mode}")
     library()

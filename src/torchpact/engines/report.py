@@ -50,7 +50,7 @@ class Report:
         widths = [max(len(row[i]) for row in rows) for i in range(len(head))]
         lines = ["  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in rows]
         lines.append(
-            f"Medians on {self.batch} images, without gradients; “plain” is the same network run in full."
+            f"Medians on {self.batch} images, without gradients; “plain” is the same without decisions."
         )
         return "\n".join([*lines, *self.notes])
 
