@@ -347,8 +347,8 @@ def test_native_agrees_for_any_number_of_threads(threads):
 
 
 @pytest.mark.parametrize("make", [block_of, bottlenecks_of])
-def test_native_threads_that_share_an_image_wait_for_each_other(make):
-    """Where one decides for the image from sums that the others have added to, many times over."""
+def test_native_threads_that_share_an_image_give_the_same_bits_every_time(make):
+    """Where each decides for the image from sums that the others have added to."""
     block, u = make(64, 5, 5, 1, per="image")
     tell_heads(block, -50.0)
     for head in block.halting:

@@ -207,8 +207,7 @@ class Image {
             const bool halts = common > bound(head, 0);
             if (member == 0) note(head, 0, common, halts);
             if (halts) active = near = 0;
-            wait();  // nobody may add to a total that others still read
-            return;
+            return;  // totals change only after the next barrier, once all have read them
         }
         if (b.norm) {
             activate(w.scale, w.shift, own.active, active);
