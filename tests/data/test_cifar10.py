@@ -155,6 +155,7 @@ def test_the_folder_is_below_torchpact_data_or_the_cache(
     assert fetch_cifar10(source=SOURCES["folder"](tmp_path), files=FILES) == (tmp_path / "mine" / "cifar10")
     assert len(load_cifar10(files=FILES)) == 12
     monkeypatch.delenv("TORCHPACT_DATA")
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     expected = tmp_path / "home" / ".cache" / "torchpact" / "cifar10"
     assert fetch_cifar10(source=SOURCES["folder"](tmp_path), files=FILES) == expected
