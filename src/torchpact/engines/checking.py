@@ -75,8 +75,7 @@ def _check_step(name: str, step: Any, channels: int, may_change: bool) -> None:
             f"with stride {stride}"
         )
     for layer, like in _layers(step):
-        if str(layer) != str(like):  # which has all of their settings
-            raise TypeError(f"expected {name} to have {like}, got {layer}")
+        _check_layer(name, layer, like)
     if step.padding != made - given:
         raise ValueError(f"expected {name} to add {made - given} channels, got {step.padding}")
 
@@ -95,12 +94,13 @@ def _layers(step: Any) -> list[tuple[nn.Module, nn.Module]]:
             eps, momentum = getattr(norm, "eps", 1e-3), getattr(norm, "momentum", 0.1)
             pairs.append((conv, nn.Conv2d(inputs, outputs, size, stride, size // 2, bias=False)))
             pairs.append((norm, nn.BatchNorm2d(inputs, eps=eps, momentum=momentum)))
-    return [(layer, _as(layer, like)) for layer, like in pairs]
+    return pairs
 
 
-def _as(layer: nn.Module, like: nn.Module) -> nn.Module:
-    """A layer by another name, if only that differs: subclasses compute the same in another way."""
-    return layer if isinstance(layer, type(like)) and layer.extra_repr() == like.extra_repr() else like
+def _check_layer(name: str, layer: nn.Module, like: nn.Module) -> None:
+    """Refuse a layer of another kind or with other settings; subclasses compute the same in another way."""
+    if not (isinstance(layer, type(like)) and layer.extra_repr() == like.extra_repr()):
+        raise TypeError(f"expected {name} to have {like}, got {layer}")
 
 
 def _check_heads(heads: Sequence[Any], channels: int) -> None:
@@ -111,7 +111,6 @@ def _check_heads(heads: Sequence[Any], channels: int) -> None:
     with torch.device("meta"):
         conv, linear = nn.Conv2d(channels, 1, 3, 1, 1, bias=False), nn.Linear(channels, 1)
     for number, head in enumerate(heads, start=1):
-        pairs = [(head.linear, linear), *([] if head.conv is None else [(head.conv, conv)])]
-        for layer, like in pairs:
-            if str(layer) != str(_as(layer, like)):
-                raise TypeError(f"expected head {number} to have {like}, got {layer}")
+        _check_layer(f"head {number}", head.linear, linear)
+        if head.conv is not None:
+            _check_layer(f"head {number}", head.conv, conv)

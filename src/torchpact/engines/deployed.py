@@ -9,7 +9,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from torchpact.block import Ponder
-from torchpact.engines import dense
 from torchpact.engines.folding import FoldedBlock, Runner, Unsupported, fold_norm
 from torchpact.engines.graphs import MOST_SIZES, Outputs
 from torchpact.engines.ponder import is_unknown, unknown, without_details
@@ -193,8 +192,8 @@ class DeployedBlock(_Fixed):
 
     takes, kind = "maps", "block"
 
-    def __init__(self, block: FoldedBlock) -> None:
-        super().__init__(OneBlock(dense.build(block), block.details), block.weight)
+    def __init__(self, block: FoldedBlock, network: OneBlock) -> None:
+        super().__init__(network, block.weight)
         self.inputs = block.weight.size(1)
 
     def forward(self, u: Tensor) -> tuple[Tensor, Ponder]:

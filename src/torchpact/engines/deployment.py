@@ -21,6 +21,7 @@ from torchpact.engines.registry import (
     Network,
     Notes,
     built,
+    joined,
     measured,
     names_among,
     tuned,
@@ -126,11 +127,10 @@ def _deploy_network(
         u = in_turn.stem(example)
         for block in blocks:
             refused.append({})
-            run, choice = _choose(block, by_block, u, generators, refused[-1])
+            run, choice, (u, _) = _choose(block, by_block, u, generators, refused[-1])
             in_turn.runners.append(run)
             chosen.append(choice)
-            u, _ = run(u)
-        notes |= _joined(refused)
+        notes |= joined(refused)
         _, ponders = in_turn(example)
         networks: dict[str, Whole | BlockByBlock] = {
             **{n: _whole(network, in_turn, example, generators) for n, network in whole.items()},
@@ -162,16 +162,15 @@ def _deploy_block(
     check_block(block)
     names = names_among(ENGINES, engines, example.device.type)
     folded = FoldedBlock(block, mode, details)
-    fast = DeployedBlock(folded)
+    fast = DeployedBlock(folded, OneBlock(dense.build(folded), folded.details))
     _check(fast, example)
     notes: Notes = {}
     generators = _generators([folded])
     with _running(example):
         example = example.contiguous(memory_format=torch.channels_last)
-        run, choice = _choose(folded, names, example, generators, notes)
-        alone = OneBlock(run, folded.details)
-        output, (ponder,) = alone(example)
-        fast.network, problem = _as_called(alone, example, generators)
+        run, choice, (output, ponder) = _choose(folded, names, example, generators, notes)
+        assert ponder is not None  # there are heads
+        fast.network, problem = _as_called(OneBlock(run, folded.details), example, generators)
         if problem is not None:
             notes[problem] = None
     size = output.shape[2:]
@@ -200,28 +199,14 @@ def _choose(
     u: Tensor,
     generators: Sequence[torch.Generator],
     notes: Notes,
-) -> tuple[Runner, _Choice]:
-    """Return the fastest of the engines that can run a block, and what was measured."""
+) -> tuple[Runner, _Choice, tuple[Tensor, Ponder | None]]:
+    """Return the fastest of the engines that can run a block, what was measured, and what it makes of u."""
     runners = built({n: partial(tuned, partial(ENGINES[n], block), u) for n in names}, notes)
     runners = runners or {"dense": dense.build(block)}
     seconds = measured(runners | {"plain": dense.build_plain(block)}, u, generators)
     best = min(runners, key=seconds.__getitem__)
-    output, _ = runners[best](u)
-    return runners[best], _Choice(best, seconds, output.shape)
-
-
-def _joined(by_block: Sequence[Notes]) -> Notes:
-    """Return what was noted of all blocks, and what of some, with their numbers.
-
-    >>> [*_joined([{"a": None, "b": None}, {"a": None}])]
-    ['a', 'b (block 1)']
-    """
-    joined: Notes = {}
-    for note in dict.fromkeys(note for notes in by_block for note in notes):
-        where = [str(k) for k, notes in enumerate(by_block, start=1) if note in notes]
-        word = "block" if len(where) == 1 else "blocks"
-        joined[note if len(where) == len(by_block) else f"{note} ({word} {', '.join(where)})"] = None
-    return joined
+    outputs = runners[best](u)
+    return runners[best], _Choice(best, seconds, outputs[0].shape), outputs
 
 
 def _check(fast: Deployed | DeployedBlock, example: Tensor) -> None:

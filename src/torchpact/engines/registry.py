@@ -97,6 +97,20 @@ def built(builders: Mapping[str, Callable[[], T]], notes: Notes) -> dict[str, T]
     return made
 
 
+def joined(by_block: Sequence[Notes]) -> Notes:
+    """Return what was noted of all blocks, and what of some, with their numbers.
+
+    >>> [*joined([{"a": None, "b": None}, {"a": None}])]
+    ['a', 'b (block 1)']
+    """
+    lines: Notes = {}
+    for note in dict.fromkeys(note for notes in by_block for note in notes):
+        where = [str(k) for k, notes in enumerate(by_block, start=1) if note in notes]
+        word = "block" if len(where) == 1 else "blocks"
+        lines[note if len(where) == len(by_block) else f"{note} ({word} {', '.join(where)})"] = None
+    return lines
+
+
 def measured(
     candidates: Mapping[str, Callable[[Tensor], object]], x: Tensor, generators: Sequence[torch.Generator]
 ) -> dict[str, float]:
