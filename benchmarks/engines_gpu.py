@@ -23,8 +23,9 @@ from torchpact.bench.blobs import block_with_blobs, with_blobs
 from torchpact.bench.dense import FoldedNet
 from torchpact.engines import FoldedBlock, deploy
 from torchpact.engines.gpu import SparseGPUBlock
-from torchpact.flops import _block_flops, flops_from_ponders, max_flops
+from torchpact.flops import flops_from_ponders, max_flops
 from torchpact.models import ResNetConfig, build
+from torchpact.unit_flops import block_flops
 
 BLOCKS = [  # channels, size of the maps, batch
     (64, 56, 64),
@@ -59,7 +60,7 @@ def block_row(
         known |= dense_times(nn.Sequential(*folded.units), u, ARGUMENTS.quick)
     with torch.no_grad():
         _, ponder = block(u)
-    flops = float(_block_flops(block, ponder.steps, size, size).double().mean())
+    flops = float(block_flops(block, ponder.steps, size, size).double().mean())
     plain = 2.0 * 10 * 9 * channels**2 * size**2  # two convolutions in each of five units
     name = f"block {channels}×{size}×{size}"
     row = _row(name, batch, active, known, microseconds(lambda: sparse(u)), plain / flops)

@@ -7,13 +7,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
-from torch.utils.flop_counter import FlopCounterMode
 
-from torchpact.block import AdaptiveBlock, Ponder
+from torchpact.block import Ponder
+from torchpact.metering import leading, metered
 from torchpact.models.config import map_sizes
 from torchpact.models.resnet import ResNet
-from torchpact.models.units import Bottleneck, HaltingHead
+from torchpact.unit_flops import block_flops, price
 
 
 @dataclass(frozen=True)
@@ -46,33 +45,51 @@ class FlopCount:
         return self.total.double().std(correction=0)
 
 
-def count_flops(model: nn.Module, images: Tensor) -> FlopCount:
+def count_flops(model: nn.Module, inputs: Tensor | tuple[Any, ...]) -> FlopCount:
     """Count the FLOPs of ``model`` on each image; a multiply-add is two, and only they are counted.
 
-    An adaptive ResNet is run on the images in its present halting mode, as in evaluation and without
-    gradients; batch norm statistics stay as they are. What is charged, see :func:`flops_from_ponders`.
-    Of any other module the convolutions and matrix products of one image are counted.
+    The model is run on the images in its present halting mode, as in evaluation and without gradients;
+    batch norm statistics stay as they are. What an adaptive ResNet is charged, see
+    :func:`flops_from_ponders`; a block of residual units in any other network likewise.
+
+    Of other adaptive blocks every step and head is metered once, on a single example, and charged for the
+    share of an example's positions that ran it; what a step needs of positions that have halted comes
+    besides, and is not known. Of recurrent layers every time step is charged for its iterations. Everything
+    else is the same for all examples. ``inputs`` is what the model is called with: a tensor, or a tuple of
+    arguments, whose first dimension is the batch.
 
     >>> from torchpact.models import resnet32
     >>> count_flops(resnet32(), torch.randn(2, 3, 32, 32)).total
     tensor([137725184, 137725184])
     >>> count_flops(nn.Conv2d(3, 16, 3, padding=1), torch.randn(2, 3, 32, 32)).rest
     884736
+    >>> step, head = nn.Linear(8, 8), lambda u: u[:, :1]
+    >>> block = tp.AdaptiveBlock(step, head, max_steps=4, mode="thresholded")
+    >>> _ = nn.init.eye_(step.weight), nn.init.ones_(step.bias)  # it counts
+    >>> count_flops(block, torch.tensor([[-2.5], [-0.5]]).expand(2, 8)).total // (2 * 8 * 8)
+    tensor([3, 1])
     """
-    net = _uncompiled(model)
+    net = uncompiled(model)
+    arguments = inputs if isinstance(inputs, tuple) else (inputs,)
+    leading(arguments)
+    for module in net.modules():
+        if not getattr(module, "countable", True):
+            raise TypeError(
+                f"expected the model itself, got a {type(module).__name__}: count before it is deployed"
+            )
     if isinstance(net, ResNet):
+        (images,) = arguments
         if not net.config.adaptive:
             return flops_from_ponders(net, [], images.shape)
         with _evaluating(net):
             _, ponders = model(images)
         return flops_from_ponders(net, ponders, images.shape)
-    if any(isinstance(module, AdaptiveBlock) for module in net.modules()):
-        # a static estimate would be wrong without a word
-        raise TypeError(
-            f"expected a torchpact ResNet or a module without adaptive blocks, got {type(net).__name__}"
-        )
-    blocks = torch.zeros(len(images), 0, dtype=torch.long, device=images.device)
-    return FlopCount(blocks, _dense_flops(net, images))
+    with _evaluating(net):
+        spent, rest = metered(net, arguments)
+    if spent:
+        return FlopCount(torch.stack([each.flops for each in spent.values()], 1), rest)
+    first = leading(arguments)
+    return FlopCount(torch.zeros(len(first), 0, dtype=torch.long, device=first.device), rest)
 
 
 def flops_from_ponders(model: nn.Module, ponders: Sequence[Ponder], image_shape: Sequence[int]) -> FlopCount:
@@ -129,87 +146,23 @@ def max_flops(model: nn.Module, image_shape: Sequence[int] | None = None) -> int
 
 def _count(net: ResNet, steps: Sequence[Tensor], height: int, width: int) -> FlopCount:
     sizes = zip(map_sizes(height), map_sizes(width), strict=True)
-    blocks = [_block_flops(block, s, *size) for block, s, size in zip(net.blocks, steps, sizes, strict=True)]
-    rest = _price(net.stem) * height * width + _price(net.classifier)
+    blocks = [block_flops(block, s, *size) for block, s, size in zip(net.blocks, steps, sizes, strict=True)]
+    rest = price(net.stem) * height * width + price(net.classifier)
     return FlopCount(torch.stack(blocks, 1), rest)
-
-
-def _block_flops(block: Any, steps: Tensor, height: int, width: int) -> Tensor:
-    """Return the FLOPs of a block for each image, from how many units ran at each position."""
-    first, *others = block.steps
-    heads: list[HaltingHead] = [*getattr(block, "halting", ())]  # a plain block has none
-    # Unit l runs where steps ≥ l, so that Σ_l over masks is a sum of steps, and the masks dilated are
-    # those of the dilated steps: one max-pooling stands for L.
-    steps = _spread(steps, height, width).float()
-    flops = _sum(torch.ones_like(steps)) * sum(_unit_prices(first))
-    if others:
-        near = F.max_pool2d(steps, 3, stride=1, padding=1)
-        before, after = _unit_prices(others[0])
-        flops = flops + _sum(near - 1) * before + _sum(steps - 1) * after
-    if heads:
-        asked = steps.clamp(max=len(heads))
-        if heads[0].conv is not None:
-            flops = flops + _sum(asked) * _price(heads[0].conv)
-        flops = flops + asked.amax((1, 2, 3)).long() * _price(heads[0].linear)
-    return flops
-
-
-def _plain_flops(block: Any, height: int, width: int) -> int:
-    """Return the FLOPs of a block on one image if all of its units run everywhere and nobody decides."""
-    return height * width * sum(sum(_unit_prices(unit)) for unit in block.steps)
-
-
-def _unit_prices(unit: Any) -> tuple[int, int]:
-    """The FLOPs of a unit at one position of its output: those that neighbours need, too, and the others.
-
-    The first convolution of a bottleneck that halves the map runs at all pixels of what it is given.
-    """
-    if isinstance(unit, Bottleneck):
-        return unit.stride**2 * _price(unit.conv1), _price(unit.conv2) + _price(unit.conv3)
-    return _price(unit.conv1), _price(unit.conv2)
-
-
-def _price(layer: nn.Conv2d | nn.Linear) -> int:
-    """The FLOPs of a layer at one position of its output."""
-    return 2 * layer.weight.numel()
-
-
-def _spread(steps: Tensor, height: int, width: int) -> Tensor:
-    """Give every pixel of a map the steps of its position: itself, its patch or its image."""
-    rows, columns = steps.shape[2:]
-    if height % rows or width % columns:
-        raise ValueError(
-            f"expected ponders of a map of {height}×{width} pixels, got {rows}×{columns} positions"
-        )
-    steps = steps[:, :, :, None, :, None].expand(-1, -1, -1, height // rows, -1, width // columns)
-    return steps.reshape(-1, 1, height, width)
-
-
-def _sum(x: Tensor) -> Tensor:
-    """Sum over positions, as integers: FLOPs have more digits than a float holds."""
-    return x.sum((1, 2, 3), dtype=torch.long)
 
 
 def _all_steps(net: ResNet, batch: int) -> Tensor:
     return torch.full((batch, 1, 1, 1), net.config.units, device=net.classifier.weight.device)
 
 
-def _dense_flops(model: nn.Module, images: Tensor) -> int:
-    # On a single image, as not every product need grow with the batch; of zeros if there is none
-    image = images[:1] if len(images) else images.new_zeros(1, *images.shape[1:])
-    with _evaluating(model), FlopCounterMode(display=False) as counter:
-        model(image)
-    return int(counter.get_total_flops())
-
-
 def _resnet(model: nn.Module) -> ResNet:
-    net = _uncompiled(model)
+    net = uncompiled(model)
     if not isinstance(net, ResNet):
         raise TypeError(f"expected a torchpact ResNet, got {type(net).__name__}")
     return net
 
 
-def _uncompiled(model: nn.Module) -> nn.Module:
+def uncompiled(model: nn.Module) -> nn.Module:
     """Return the module that torch.compile was given, or the module itself."""
     inner = getattr(model, "_orig_mod", model)
     return inner if isinstance(inner, nn.Module) else model

@@ -16,8 +16,9 @@ from torchpact.cli import app
 from torchpact.commands import bench as command
 from torchpact.engines import ENGINES, Unsupported
 from torchpact.engines.timing import in_turns
-from torchpact.flops import _block_flops, _plain_flops, max_flops
+from torchpact.flops import max_flops
 from torchpact.models import ResidualUnit, ResNetConfig
+from torchpact.unit_flops import block_flops, plain_flops
 
 SETTING = Setting(torch.device("cpu"), torch.float32, 0.01, compiling=False)
 TINY = ["--network", "none", "--seconds", "0.01", "--no-compile", "--device", "cpu"]
@@ -143,15 +144,15 @@ def test_flops_of_bottlenecks_are_those_of_their_layers():
     u = net.enter(images)
     for block in net.blocks:
         size = block(u)[0].shape[2:]
-        assert _plain_flops(block, *size) == tp.count_flops(torch.nn.Sequential(*block.steps), u).mean
+        assert plain_flops(block, *size) == tp.count_flops(torch.nn.Sequential(*block.steps), u).mean
         corner = torch.ones(1, 1, *size, dtype=torch.long)
-        once = _block_flops(block, corner, *size)
+        once = block_flops(block, corner, *size)
         corner[0, 0, 0, 0] = 2
         second, head = block.steps[1], block.halting[0]
         more = 4 * second.conv1.weight.numel() + second.conv2.weight.numel() + second.conv3.weight.numel()
         if len(block.halting) > 1:  # the pixel is asked once more
             more += head.conv.weight.numel() + head.linear.weight.numel()
-        assert _block_flops(block, corner, *size) - once == 2 * more
+        assert block_flops(block, corner, *size) - once == 2 * more
         u, _ = block(u)
 
 

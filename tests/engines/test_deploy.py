@@ -319,7 +319,7 @@ def test_a_new_engine_is_an_entry_in_a_dict(monkeypatch):
         (
             lambda: tp.deploy(torch.nn.Linear(2, 2), images_of(1)),
             TypeError,
-            "expected a torchpact ResNet or an adaptive block, got Linear",
+            "expected a network with adaptive blocks, got Linear without any",
         ),
         (lambda: tp.deploy(lively(), images_of(0)), ValueError, "expected an example of at least one image"),
         (lambda: tp.deploy(lively(), images_of(1)[0]), ValueError, r"got \(3, 16, 16\)"),

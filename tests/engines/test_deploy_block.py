@@ -160,18 +160,9 @@ def test_a_soft_mode_is_told_and_runs_densely():
     assert fast.report.measurements[0].engine == "dense"
 
 
-def linear_block():
-    return tp.AdaptiveBlock(nn.Linear(8, 8), nn.Linear(8, 1), max_steps=3, mode="thresholded")
-
-
 @pytest.mark.parametrize(
     ("block", "error", "message"),
     [
-        (
-            linear_block(),
-            TypeError,
-            "steps are all ResidualUnit or all Bottleneck, got Linear; .*CompactBlock",
-        ),
         (
             tp.AdaptiveBlock([ResidualUnit(64, 64), Bottleneck(64, 64)], [HaltingHead(64)]),
             TypeError,

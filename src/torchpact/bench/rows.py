@@ -18,9 +18,10 @@ from torchpact.engines import ENGINES, Deployed, FoldedBlock, Runner, Unsupporte
 from torchpact.engines.graphs import Graphed, repeatable
 from torchpact.engines.registry import ON_REQUEST, default_engines, tuned
 from torchpact.engines.timing import in_turns, interleaved
-from torchpact.flops import _block_flops, _plain_flops, count_flops, flops_from_ponders, max_flops
+from torchpact.flops import count_flops, flops_from_ponders, max_flops
 from torchpact.models import ResNet, ResNetConfig
 from torchpact.modes import Mode
+from torchpact.unit_flops import block_flops, plain_flops
 
 Row = dict[str, Any]
 
@@ -43,7 +44,7 @@ class BlockBench:
         block, u = self._make(1.0)
         plain, folded = nn.Sequential(*block.steps), nn.Sequential(*FoldedBlock(block).units)
         self.dense = dense_alternatives(plain, folded, u, setting.compiling)
-        self.flops = _plain_flops(block, size, size)
+        self.flops = plain_flops(block, size, size)
 
     def _make(self, active: float) -> Any:
         block, u = block_with_blobs(*self.shape, active)
@@ -64,7 +65,7 @@ class BlockBench:
         calls = {**self.dense, "deployed": engines[best]}
         times = in_turns(calls, seconds=self.setting.seconds, least=5, most=400)
         _, ponder = block(u)
-        flops = float(_block_flops(block, ponder.steps, size, size).double().mean())
+        flops = float(block_flops(block, ponder.steps, size, size).double().mean())
         row = {"work": f"{channels}×{size}×{size}", "batch": batch, "masks": f"blobs {active:.0%}"}
         row |= {"active": round(float(ponder.steps.double().mean()) / block.max_steps, 3), "engine": best}
         return row | _speeds(times, [*self.dense], self.flops / flops, batch)
@@ -163,17 +164,15 @@ class BottleneckBench:
         net, images = self._make(active)
         u = self.enter(images)
         chosen: dict[int, tuple[str, Runner]] = {}
-        flops, ran = self.flops, []
+        _, ponders = net(images)
+        ran = [float(p.steps.double().mean()) / b.max_steps for p, b in zip(ponders, net.blocks, strict=True)]
         for index, block in enumerate(net.blocks):
             runners = _runners(block, u)  # compiling four blocks would take minutes
             calls = {name: repeatable(run, u) for name, run in runners.items()}
             seconds = interleaved(calls, seconds=self.setting.seconds / 8)
             best = min(calls, key=seconds.__getitem__)
             chosen[index] = best, runners[best]
-            u, ponder = block(u)
-            flops += float(_block_flops(block, ponder.steps, *u.shape[2:]).double().mean())
-            flops -= _plain_flops(block, *u.shape[2:])
-            ran.append(float(ponder.steps.double().mean()) / block.max_steps)
+            u, _ = block(u)
 
         def deployed(images: Tensor) -> Tensor:
             u = self.enter(images)
@@ -186,7 +185,8 @@ class BottleneckBench:
         row: Row = {"work": "ResNet-50-like", "batch": self.batch, "masks": f"blobs {active:.0%}"}
         row |= {"active": round(statistics.mean(ran), 3)}
         row |= {"engine": "+".join(dict.fromkeys(name for name, _ in chosen.values()))}
-        return row | _speeds(times, [*self.dense], self.flops / flops, self.batch)
+        theory = self.flops / float(count_flops(net, images).mean)
+        return row | _speeds(times, [*self.dense], theory, self.batch)
 
 
 def _runners(block: nn.Module, u: Tensor, compiling: bool = False) -> dict[str, Runner]:

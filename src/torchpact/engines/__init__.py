@@ -1,6 +1,6 @@
 """Engines: how the active positions of a block get computed. Modes decide, engines execute.
 
-Deploy a network     deploy, Deployed, Report; a block of your own network: DeployedBlock
+Deploy a network     deploy, Report; Deployed, DeployedNetwork (one of your own), DeployedBlock
 Its engines          ENGINES: dense, compact, sparse, native, gpu, onchip, compiled; for a block, a Runner
 Whole networks       NETWORK_ENGINES: onchip; for engines that do not go block by block
 On a GPU             graphs: blocks run in CUDA graphs, one for each size of the images
@@ -11,6 +11,7 @@ from torchpact.engines.compact import CompactBlock
 from torchpact.engines.deployed import Deployed, DeployedBlock
 from torchpact.engines.deployment import deploy
 from torchpact.engines.folding import FoldedBlock, Runner, Unsupported
+from torchpact.engines.own import DeployedNetwork
 from torchpact.engines.registry import ENGINES, NETWORK_ENGINES
 from torchpact.engines.report import Report
 
@@ -20,6 +21,7 @@ __all__ = [
     "CompactBlock",
     "Deployed",
     "DeployedBlock",
+    "DeployedNetwork",
     "FoldedBlock",
     "Report",
     "Runner",

@@ -21,8 +21,7 @@ def check_block(block: AdaptiveBlock) -> None:
     kinds = {type(step) for step in block.steps}
     if len(kinds) != 1 or not kinds <= {ResidualUnit, Bottleneck}:
         raise TypeError(
-            f"expected a block whose steps are all ResidualUnit or all Bottleneck, got {_names(kinds)}; with "
-            "other steps work is skipped only for a decision an example, by torchpact.engines.CompactBlock"
+            f"expected a block whose steps are all ResidualUnit or all Bottleneck, got {_names(kinds)}"
         )
     if block.max_steps < 2:
         raise ValueError(f"expected a block of at least two units, got {block.max_steps}")

@@ -98,15 +98,17 @@ def _not_saved(kind: str) -> str:
     )
 
 
-class _Fixed(nn.Module):
+class Fixed(nn.Module):
     """What runs without gradients on one device, in one precision, and stays as it is."""
 
     takes, kind = "images", "network"
+    fixed, countable = True, False
+    network: Any
 
-    def __init__(self, network: Callable[[Tensor], Outputs], like: Tensor) -> None:
+    def __init__(self, network: Callable[..., Any], like: Tensor) -> None:
         super().__init__()
         self.report = Report(0, [])
-        self.network = network
+        self.__dict__["network"] = network  # even a module: it has no children, and nobody may change it
         self.dtype, self.device = like.dtype, like.device
         self._fitting: set[torch.Size] = set()  # that came before
         self.eval()  # as it runs, whatever the model is in
@@ -132,23 +134,23 @@ class _Fixed(nn.Module):
     def _check_shape(self, x: Tensor) -> None:
         """Refuse what does not have the right shape."""
 
-    def _called(self, x: Tensor) -> Outputs:
+    def _called(self, x: Tensor) -> Any:
         self.check(x)
         if self.device.type == "cuda" and self.device.index != torch.cuda.current_device():
             with torch.cuda.device(self.device):  # where Triton starts kernels
                 return self._run(x)
         return self._run(x)
 
-    def _run(self, x: Tensor) -> Outputs:
+    def _run(self, *inputs: Any, **options: Any) -> Any:
         # to enter and leave what need not be changed would take a good part of a small network's time
         grad, cast = torch.is_grad_enabled(), torch.is_autocast_enabled(self.device.type)
         if not (grad or cast):
-            return self.network(x)
+            return self.network(*inputs, **options)
         with torch.no_grad():
             if not cast:
-                return self.network(x)
+                return self.network(*inputs, **options)
             with torch.autocast(self.device.type, enabled=False):  # its precision is what it was measured in
-                return self.network(x)
+                return self.network(*inputs, **options)
 
     def __reduce_ex__(self, protocol: object) -> NoReturn:
         raise TypeError(_not_saved(self.kind))
@@ -161,7 +163,7 @@ class _Fixed(nn.Module):
         """Refuse likewise."""
         raise TypeError(_not_saved(self.kind))
 
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "_Fixed":
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "Fixed":
         probe = fn(torch.empty(0, dtype=self.dtype, device=self.device))
         if (probe.dtype, probe.device) == (self.dtype, self.device):
             return self  # nothing would change
@@ -170,7 +172,7 @@ class _Fixed(nn.Module):
         )
 
 
-class Deployed(_Fixed):
+class Deployed(Fixed):
     """A network made by :func:`deploy`; called like the one it was made of, by several threads if need be."""
 
     def __init__(self, net: ResNet, network: Callable[[Tensor], Outputs]) -> None:
@@ -179,7 +181,8 @@ class Deployed(_Fixed):
 
     def forward(self, images: Tensor) -> Outputs:
         """Return the logits of the classes, and what each adaptive block did; without gradients."""
-        return self._called(images)
+        outputs: Outputs = self._called(images)
+        return outputs
 
     def _check_shape(self, x: Tensor) -> None:
         if x.dim() != 4 or x.size(1) != 3:
@@ -187,7 +190,7 @@ class Deployed(_Fixed):
         check_group(self.config.group if self.config.adaptive else 1, *x.shape[2:])
 
 
-class DeployedBlock(_Fixed):
+class DeployedBlock(Fixed):
     """A block made by :func:`deploy`, likewise; in the network around it, it takes the block's place."""
 
     takes, kind = "maps", "block"

@@ -1,5 +1,6 @@
 """What deploy found out, as a table."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
@@ -42,6 +43,7 @@ class Report:
     batch: int
     measurements: Sequence[Measurement]
     notes: Sequence[str] = field(default=())
+    what: str = "images"
 
     def __str__(self) -> str:
         """Return a table for people."""
@@ -50,7 +52,7 @@ class Report:
         widths = [max(len(row[i]) for row in rows) for i in range(len(head))]
         lines = ["  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in rows]
         lines.append(
-            f"Medians on {self.batch} images, without gradients; “plain” is the same without decisions."
+            f"Medians on {self.batch} {self.what}, without gradients; “plain” is the same without decisions."
         )
         return "\n".join([*lines, *self.notes])
 
@@ -61,9 +63,9 @@ def _cells(each: Measurement) -> tuple[str, ...]:
         each.name,
         each.output,
         each.engine,
-        f"{each.active:.0%}",
+        "" if math.isnan(each.active) else f"{each.active:.0%}",
         f"{each.speedup:.2f} ×",
-        f"{each.flops_speedup:.2f} ×",
+        "" if math.isnan(each.flops_speedup) else f"{each.flops_speedup:.2f} ×",
         ", ".join(f"{name} {_digits(1e3 * seconds)}" for name, seconds in times),
     )
 

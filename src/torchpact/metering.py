@@ -1,0 +1,270 @@
+"""What networks of one's own cost: steps and heads are metered on one example, and charged where they ran."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from torchpact._state import parts
+from torchpact.block import AdaptiveBlock, Ponder
+from torchpact.models.rnn import AdaptiveRNN
+from torchpact.models.units import Bottleneck, HaltingHead, ResidualUnit, join_patches
+from torchpact.modes import Mode
+from torchpact.unit_flops import block_flops, plain_flops
+
+Inputs = tuple[Any, ...]
+
+
+class Never(Mode):
+    """Nobody halts, whatever heads say: every step runs, and every head is asked."""
+
+    hard = True
+
+    def halt(self, remaining: Tensor, logits: Tensor) -> tuple[Tensor, Tensor]:
+        """Leave all that remains."""
+        return torch.zeros_like(remaining), remaining
+
+
+class Call(NamedTuple):
+    """A block, or a recurrent layer, was called."""
+
+    inputs: Inputs
+    options: Mapping[str, Any]
+    output: Any
+    ponder: Ponder
+
+
+class Spent(NamedTuple):
+    """What the calls of a block, or of a recurrent layer, cost in a run."""
+
+    flops: Tensor
+    """Of each example."""
+    plain: float
+    """Of one example, in the mean, if all steps run everywhere and nobody decides."""
+    active: float
+    """The share of steps that positions ran, in the mean."""
+
+
+class _Prices(NamedTuple):
+    """FLOPs of the steps and heads of a call, in the order in which they ran, and of all of it."""
+
+    steps: list[int]
+    heads: list[int]
+    whole: int
+
+
+def adaptive_parts(net: nn.Module) -> dict[str, AdaptiveBlock | AdaptiveRNN]:
+    """Return the adaptive blocks and recurrent layers of a network, by name.
+
+    >>> [*adaptive_parts(nn.Sequential(nn.Tanh(), tp.AdaptiveRNN(nn.GRUCell(9, 16), max_steps=3)))]
+    ['1']
+    """
+    found = {
+        name: module
+        for name, module in net.named_modules()
+        if isinstance(module, AdaptiveBlock | AdaptiveRNN)
+    }
+    own = [module.block for module in found.values() if isinstance(module, AdaptiveRNN)]
+    return {name: module for name, module in found.items() if not any(module is block for block in own)}
+
+
+def leading(inputs: Inputs) -> Tensor:
+    """Return the first tensor, which tells the batch and the device."""
+    first = next((x for x in inputs if isinstance(x, Tensor) and x.dim()), None)
+    if first is None:
+        kinds = ", ".join(type(x).__name__ for x in inputs) or "nothing"
+        raise TypeError(f"expected tensors whose first dimension is the batch, got {kinds}")
+    return first
+
+
+def one_of(inputs: Any, batch: int) -> Any:
+    """Return the first example, of what has an entry for each; of zeros if there is none.
+
+    >>> one_of((torch.arange(3), [torch.ones(3, 2)], "as it is"), batch=3)
+    (tensor([0]), [tensor([[1., 1.]])], 'as it is')
+    """
+    if isinstance(inputs, Tensor) and inputs.dim() and len(inputs) == batch:
+        return inputs[:1] if batch else inputs.new_zeros(1, *inputs.shape[1:])
+    if isinstance(inputs, dict):
+        return {key: one_of(value, batch) for key, value in inputs.items()}
+    if type(inputs) in (tuple, list):
+        return type(inputs)(one_of(value, batch) for value in inputs)
+    return inputs
+
+
+@contextmanager
+def recorded(
+    found: Mapping[str, AdaptiveBlock | AdaptiveRNN], keep: bool = False
+) -> Iterator[dict[str, list[Call]]]:
+    """Record the calls of blocks and layers within; of outputs only the shapes, unless all is to be kept."""
+    calls: dict[str, list[Call]] = {name: [] for name in found}
+    handles = []
+    for name, part in found.items():
+
+        def note(
+            part: nn.Module, inputs: Inputs, options: dict[str, Any], output: Any, name: str = name
+        ) -> None:
+            made = output if keep else torch.empty_like(parts(output[0])[0], device="meta")
+            calls[name].append(Call(inputs if keep else (), options, made, output[-1]))
+
+        handles.append(part.register_forward_hook(note, with_kwargs=True))
+    try:
+        yield calls
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def metered(net: nn.Module, inputs: Inputs) -> tuple[dict[str, Spent], int]:
+    """Return what each block and recurrent layer cost in a run, and what all else costs an example.
+
+    The network is in evaluation, without gradients. A block of residual units is charged as
+    :func:`torchpact.flops.flops_from_ponders` does, others for the share of positions that ran a step.
+    """
+    found, batch = adaptive_parts(net), len(leading(inputs))
+    prices, rest = _metered_prices(net, found, one_of(inputs, batch))
+    if not found:
+        return {}, rest
+    with recorded(found) as calls:
+        net(*inputs)
+    spent = {}
+    nothing = torch.zeros(batch, dtype=torch.long, device=leading(inputs).device)
+    for name, part in found.items():
+        ran, known = calls[name], prices[name]
+        if len(ran) != len(known):
+            raise ValueError(
+                f"expected {_title(name)} to be called as often for all examples as for one, got "
+                f"{len(ran)} and {len(known)} calls"
+            )
+        each = [_spent(part, *pair, batch, name) for pair in zip(ran, known, strict=True)]
+        shares = [call.ponder.steps.double().mean() / part.max_steps for call in ran]
+        spent[name] = Spent(
+            sum((flops for flops, _ in each), nothing),
+            sum(plain for _, plain in each),
+            float(torch.stack(shares).mean()) if shares else 0.0,
+        )
+    return spent, rest
+
+
+def _metered_prices(
+    net: nn.Module, found: Mapping[str, AdaptiveBlock | AdaptiveRNN], inputs: Inputs
+) -> tuple[dict[str, list[_Prices]], int]:
+    """Run one example, which never halts, and read the counter before and after what matters."""
+    prices: dict[str, list[_Prices]] = {name: [] for name in found}
+    with FlopCounterMode(display=False) as counter, _Meters(counter, found, prices):
+        net(*inputs)
+    inside = sum(call.whole for calls in prices.values() for call in calls)
+    return prices, int(counter.get_total_flops()) - inside
+
+
+class _Meters:
+    """Hooks that read a counter around blocks, and around steps and heads while a block runs."""
+
+    def __init__(
+        self,
+        counter: FlopCounterMode,
+        found: Mapping[str, AdaptiveBlock | AdaptiveRNN],
+        prices: dict[str, list[_Prices]],
+    ) -> None:
+        self.counter, self.found, self.prices = counter, found, prices
+        self.running: list[tuple[str, _Prices, int]] = []
+        self.handles: list[Any] = []
+
+    def __enter__(self) -> None:
+        for name, part in self.found.items():
+            self._around(part, name)
+            block = part.block if isinstance(part, AdaptiveRNN) else part
+            # a list may hold a step more than once, and its hooks are called each time
+            for module in {id(m): m for m in block.steps}.values():
+                self._inside(module, name, "steps")
+            for module in {id(m): m for m in block.halting}.values():
+                self._inside(module, name, "heads")
+
+    def __exit__(self, *_: object) -> None:
+        for handle in self.handles:
+            handle.remove()
+
+    def _now(self) -> int:
+        return int(self.counter.get_total_flops())
+
+    def _around(self, part: nn.Module, name: str) -> None:
+        def begin(_part: nn.Module, inputs: Inputs, options: dict[str, Any]) -> Any:
+            if self.running:
+                raise TypeError(
+                    f"expected adaptive blocks beside each other, got {_title(name)} within "
+                    f"{_title(self.running[-1][0])}"
+                )
+            self.running.append((name, _Prices([], [], 0), self._now()))
+            return inputs, options | {"mode": Never()}
+
+        def end(*_now: object) -> None:
+            _name, prices, before = self.running.pop()
+            self.prices[name].append(prices._replace(whole=self._now() - before))
+
+        self.handles.append(part.register_forward_pre_hook(begin, with_kwargs=True))
+        self.handles.append(part.register_forward_hook(end))
+
+    def _inside(self, module: nn.Module, name: str, kind: str) -> None:
+        before: list[int] = []
+
+        def begin(*_: object) -> None:
+            before.append(self._now())
+
+        def end(*_: object) -> None:
+            spent = self._now() - before.pop()
+            if self.running and self.running[-1][0] == name:  # else it is called from elsewhere, too
+                getattr(self.running[-1][1], kind).append(spent)
+
+        self.handles.append(module.register_forward_pre_hook(begin))
+        self.handles.append(module.register_forward_hook(end))
+
+
+def _spent(
+    part: AdaptiveBlock | AdaptiveRNN, call: Call, prices: _Prices, batch: int, name: str
+) -> tuple[Tensor, float]:
+    """Return what a call cost each example, and what it would have cost one without decisions."""
+    steps = call.ponder.steps
+    rows = len(steps)
+    if rows % batch if batch else rows:
+        raise ValueError(f"expected {_title(name)} to decide for {batch} examples, got {rows} rows")
+    if isinstance(part, AdaptiveBlock) and (units := _units(part)) is not None:
+        height, width = join_patches(call.output).shape[2:]
+        steps = steps.squeeze(-1).squeeze(-2) if steps.dim() == 6 else steps
+        flops = block_flops(units, steps, height, width).reshape(batch, -1).sum(1)
+        return flops, rows / max(batch, 1) * plain_flops(units, height, width)
+    if len(prices.steps) % part.max_steps:
+        raise TypeError(
+            f"expected {_title(name)} to run {part.max_steps} steps, got {len(prices.steps)} calls of them"
+        )
+    steps = steps.reshape(batch, -1) if batch else steps.new_zeros(0, 1)
+    # a time step of a recurrent layer costs as much as any other; otherwise prices are of all positions
+    positions = 1 if isinstance(part, AdaptiveRNN) else steps.size(1)
+    flops = torch.zeros(batch, dtype=torch.double)
+    for index, price in enumerate(prices.steps[: part.max_steps]):
+        asked = prices.heads[index : index + 1] if index + 1 < part.max_steps else []
+        flops += (steps > index).sum(1).cpu() * ((price + sum(asked)) / positions)
+    each = sum(prices.steps[: part.max_steps])
+    ran = int((steps > 0).sum()) / max(batch, 1)  # not what is padding
+    return flops.round().long().to(steps.device), each * ran / positions
+
+
+def _units(block: AdaptiveBlock) -> Any:
+    """Return units and heads, one for every iteration, of a block that is charged by what units need."""
+    steps, heads = [*block.steps], [*block.halting]
+    kinds = {type(step) for step in steps}
+    if (
+        len(kinds) != 1
+        or not kinds <= {ResidualUnit, Bottleneck}
+        or {type(h) for h in heads} != {HaltingHead}
+    ):
+        return None
+    steps, heads = (each * (block.max_steps if len(each) == 1 else 1) for each in (steps, heads))
+    return SimpleNamespace(steps=steps, halting=heads[: block.max_steps - 1])
+
+
+def _title(name: str) -> str:
+    return f"the block {name!r}" if name else "the block"
