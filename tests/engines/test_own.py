@@ -13,12 +13,11 @@ from torch import nn
 
 import torchpact as tp
 from tests.engines.networks import block_of, bottlenecks_of, relative, undecided
-from torchpact.engines import CompactBlock, Unsupported, own, registry
-from torchpact.engines.compact import compacted
+from torchpact.engines import CompactBlock, Unsupported, own, registry, standing_in
+from torchpact.engines.apart import compacted
 from torchpact.engines.deployed import DeployedBlock
 from torchpact.engines.timing import interleaved
 from torchpact.models import HaltingHead, ResidualUnit
-
 
 NO_TENSOR: Any = "images"
 
@@ -27,7 +26,7 @@ NO_TENSOR: Any = "images"
 def _no_patience():
     """Measure for a moment only: what is chosen does not matter here."""
     with pytest.MonkeyPatch.context() as patch:
-        for module in (own, registry):
+        for module in (own, registry, standing_in):
             patch.setattr(module, "interleaved", partial(interleaved, seconds=0, least=1))
         yield
 
@@ -40,9 +39,12 @@ def fastest(monkeypatch):
         def times(candidates, **_):
             for run in candidates.values():
                 run()
-            return {each: 0.5 if each == name else 1.0 for each in candidates} | {"blocks": 0.1}
+            return {
+                each: 0.1 if each.startswith("blocks") else 0.5 if each == name else 1.0
+                for each in candidates
+            }
 
-        for module in (own, registry):
+        for module in (own, registry, standing_in):
             monkeypatch.setattr(module, "interleaved", times)
 
     return favour
@@ -175,7 +177,7 @@ def test_details_may_be_left_out(fastest):
 def test_modes_keep_the_generators_they_draw_from(fastest):
     fastest("compact")
     generator = torch.Generator().manual_seed(0)
-    net, images = Mine(tp.Discrete(generator)).eval(), torch.randn(40, 3, 6, 6)
+    net, images = Mine(tp.Discrete(generator)).eval(), torch.randn(40, 3, 6, 6) + 3 * torch.randn(40, 3, 1, 1)
     fast = tp.deploy(net, images)
     draws = []
     for _ in range(2):
@@ -340,6 +342,26 @@ def test_positions_leave_where_steps_look_at_one_at_a_time(shape, mode):
             assert relative(got, wanted) < 1e-5
 
 
+@torch.no_grad()
+def test_a_table_that_examples_share_stays_whole_even_if_as_many_come_later(fastest):
+    fastest("compact")
+    torch.manual_seed(0)
+    rotate = Rotate(6)
+
+    def step(u, table, own):
+        return rotate(u, table.sum(0) * own)
+
+    block = tp.AdaptiveBlock(step, nn.Linear(6, 1), max_steps=6, mode="thresholded")
+    u, table, owns = torch.randn(9, 6), torch.randn(4, 6), torch.randn(9, 1)
+    fast = tp.deploy(block, (u, table, owns))
+    assert fast.report.measurements[0].engine == "compact"
+    for n in (9, 4, 5):
+        (output, ponder), (expected, reference) = (each(u[:n], table, owns[:n]) for each in (fast, block))
+        assert len(reference.steps.unique()) > 1
+        assert torch.equal(ponder.steps, reference.steps)
+        assert relative(output, expected) < 1e-5
+
+
 def mixing(u):
     return torch.tanh(u - u.mean(0))
 
@@ -490,7 +512,9 @@ def test_what_cannot_be_is_refused_in_a_line(call, error, message):
 
 def test_the_network_is_left_alone_where_engines_do_not_help(monkeypatch):
     monkeypatch.setattr(
-        own, "interleaved", lambda ways, **_: {name: 2.0 if name == "blocks" else 1.0 for name in ways}
+        standing_in,
+        "interleaved",
+        lambda ways, **_: {name: 2.0 if name.startswith("blocks") else 1.0 for name in ways},
     )
     net, images = Mine().eval(), torch.randn(2, 3, 6, 6)
     fast = tp.deploy(net, images)

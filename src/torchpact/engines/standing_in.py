@@ -1,0 +1,124 @@
+"""What runs in the place of the blocks of somebody's network, and how long the network takes with it."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from torchpact.block import AdaptiveBlock
+from torchpact.engines import dense
+from torchpact.engines.checking import check_block
+from torchpact.engines.compact import CompactBlock
+from torchpact.engines.folding import FoldedBlock, Runner
+from torchpact.engines.timing import interleaved
+from torchpact.metering import Call, Inputs
+
+Forward = Callable[..., Any]
+
+
+class StandIn:
+    """What an engine made of a block; what that does not know, the block runs itself."""
+
+    def __init__(self, block: AdaptiveBlock, run: Forward) -> None:
+        self.block, self.run = block, run
+        self.contiguous = False  # the layout of maps that it returns; else channels last
+
+    def __call__(self, u: Any, *context: Any, **options: Any) -> Any:
+        """Return the output, and what the block did."""
+        if options or (context and not isinstance(self.run, CompactBlock)):
+            return AdaptiveBlock.forward(self.block, u, *context, **options)
+        output, ponder = self.run(u, *context)
+        return (output.contiguous() if self.contiguous else output), ponder
+
+
+class Plain:
+    """All steps of a block, and no decisions; ponders are those that the example had before."""
+
+    def __init__(self, block: AdaptiveBlock, calls: Sequence[Call]) -> None:
+        self.block, self.ponders, self.turn = block, [call.ponder for call in calls], 0
+        self.contiguous = False
+        self.folded: Runner | None = None
+        with suppress(TypeError, ValueError):  # others have no batch norms that we know of
+            check_block(block)
+            self.folded = dense.build_plain(FoldedBlock(block))
+
+    def __call__(self, u: Any, *context: Any, **_options: Any) -> Any:
+        """Return the last state."""
+        self.turn += 1
+        ponder = self.ponders[self.turn % len(self.ponders) - 1]
+        if self.folded is not None:
+            u, _ = self.folded(u.contiguous(memory_format=torch.channels_last))
+            return u.contiguous() if self.contiguous else u, ponder
+        for index in range(self.block.max_steps):
+            u = self.block._advance(index, u, None, context, freeze=False)
+        return u, ponder
+
+
+StandIns = Mapping[AdaptiveBlock, StandIn | Plain]
+
+
+def put_in(stand_ins: StandIns) -> None:
+    """Have others run in the place of blocks, whoever refers to these and from wherever."""
+    for block, stand_in in stand_ins.items():
+        block.forward = stand_in  # type: ignore[method-assign]
+
+
+@contextmanager
+def standing_in(stand_ins: StandIns) -> Iterator[None]:
+    """Do so for a while."""
+    put_in(stand_ins)
+    try:
+        yield
+    finally:
+        for block in stand_ins:
+            del block.forward
+
+
+def with_channels_last(inputs: Inputs) -> Inputs:
+    """Return inputs with maps in another layout, as engines and most convolutions like them."""
+    return tuple(
+        x.contiguous(memory_format=torch.channels_last) if isinstance(x, Tensor) and x.dim() == 4 else x
+        for x in inputs
+    )
+
+
+class Rebuilt:
+    """A network with other blocks, measured in both layouts of its inputs."""
+
+    def __init__(self, net: nn.Module, inputs: Inputs, stand_ins: StandIns) -> None:
+        self.net, self.stand_ins = net, stand_ins
+        self.layouts = [inputs]
+        self._fit(inputs)
+        last = with_channels_last(inputs)
+        if any(x is not y for x, y in zip(last, inputs, strict=True)):
+            with suppress(RuntimeError):  # not all code can view it in another shape
+                self._run(last)
+                self.layouts.append(last)
+
+    def _run(self, inputs: Inputs) -> None:
+        with standing_in(self.stand_ins):
+            self.net(*inputs)
+
+    def _fit(self, inputs: Inputs) -> None:
+        """Maps that engines make are channels last: where that does not do, they are copied."""
+        try:
+            self._run(inputs)
+        except RuntimeError:
+            for stand_in in self.stand_ins.values():
+                stand_in.contiguous = True
+            self._run(inputs)
+
+    @property
+    def runs(self) -> list[Callable[[], None]]:
+        """A call for each layout that will do."""
+        return [partial(self._run, inputs) for inputs in self.layouts]
+
+
+def seconds_of(ways: Mapping[str, Rebuilt]) -> dict[str, list[float]]:
+    """Return how long each takes, for each layout; all of them take turns."""
+    runs = {(name, i): run for name, way in ways.items() for i, run in enumerate(way.runs)}
+    times = interleaved({f"{name} {i}": run for (name, i), run in runs.items()})
+    return {name: [times[f"{name} {i}"] for i in range(len(way.layouts))] for name, way in ways.items()}
