@@ -2,10 +2,10 @@
 
     python benchmarks/own_networks.py [--device cpu] [--seconds 5] [--out benchmarks/own_networks.csv]
 
-Three kinds: a state for each example that an MLP improves (``examples``), one for each token (``tokens``), and maps
-that bottleneck units improve, between a stem and a classifier (``pixels``). States have a clock that says
-when they halt: of those that go on, a share does so again after every step. Pixels are blobs of that share, see
-torchpact/bench/blobs.py, after the first unit.
+Three kinds: a state for each example that an MLP improves (``examples``), one for each token (``tokens``), and
+maps that bottleneck units improve, between a stem and a classifier (``pixels``). States have a clock that
+says when they halt: of those that go on, a share does so again after every step. Pixels are blobs of that
+share, see torchpact/bench/blobs.py, after the first unit.
 
 Dense alternatives run all steps and ask no head: eager and compiled by torch.compile, for pixels also with
 channels last and batch norms folded. All candidates of a row take turns, and medians are compared.
@@ -47,6 +47,7 @@ class Improve(nn.Module):
         nn.init.ones_(self.down.bias[-1:].data)
 
     def forward(self, u: Tensor) -> Tensor:
+        """Return the next state."""
         moved: Tensor = u + self.down(torch.relu(self.up(self.norm(u))))
         return moved
 
@@ -62,6 +63,7 @@ class Thinker(nn.Module):
         )
 
     def forward(self, x: Tensor) -> tuple[Tensor, tp.Ponder]:
+        """Return logits, and what the block did."""
         u, ponder = self.block(self.started(x))
         return self.readout(u), ponder
 
@@ -78,6 +80,7 @@ class Plain(nn.Module):
         self.net = net
 
     def forward(self, x: Tensor) -> Tensor:
+        """Return logits."""
         u = self.net.started(x)
         for step in self.net.block.steps:
             u = step(u)
@@ -142,7 +145,7 @@ def main() -> None:
             ms = {name: 1e3 * statistics.median(each) for name, each in times.items()}
             best = min(plain, key=ms.__getitem__)
             whole = fast.report.measurements[-1]
-            row = {"decides for": kind, "input": shape, "goes on": share, "active": round(whole.active, 3)}
+            row = {"decides_for": kind, "input": shape, "goes_on": share, "active": round(whole.active, 3)}
             row |= {"engine": "+".join(dict.fromkeys(each.engine for each in fast.report.measurements[:-1]))}
             row |= {"best_dense": best, "best_dense_ms": round(ms[best], 3)}
             row |= {"as_it_is_ms": round(ms["as_it_is"], 3), "deployed_ms": round(ms["deployed"], 3)}

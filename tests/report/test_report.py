@@ -15,7 +15,7 @@ from torchpact import cli
 from torchpact.block import use_mode
 from torchpact.data import load_sample
 from torchpact.flops import count_flops
-from torchpact.report import gallery, measure, read_run, timing, write_page
+from torchpact.report import gallery, measure, read_run, write_page
 from torchpact.report.page import embedded
 from torchpact.training import Trainer, sequence_preset
 from torchpact.training.inputs import as_input
@@ -111,20 +111,6 @@ def test_times_are_taken_in_every_mode():
     assert set(found["modes"]) == {"relaxed", "thresholded"}
     assert min([found["plain"], *found["modes"].values()]) > 0
     assert found["batch"] == 4
-
-
-@pytest.mark.parametrize(
-    ("used", "idle", "said"), [(0.4, 0.0, False), (6.0, 3.0, True), (6.0, 30.0, False), (0.0, 0.0, False)]
-)
-def test_says_whether_other_programs_were_in_the_way(monkeypatch, used, idle, said):
-    moments = iter([(100.0, 50.0, 20.0), (110.0, 50.0 + used, 20.0 + idle)])
-    monkeypatch.setattr(timing.Others, "_now", staticmethod(lambda: next(moments)))
-    assert timing.Others().in_the_way() is said
-
-
-def test_what_the_system_does_not_tell_is_nothing_in_the_way(monkeypatch):
-    monkeypatch.setattr(timing.Others, "_now", staticmethod(lambda: None))
-    assert not timing.Others().in_the_way()
 
 
 def test_nothing_in_the_data_can_leave_its_element_and_what_is_no_number_is_null():

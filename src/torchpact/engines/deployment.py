@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, overload
 
@@ -35,7 +36,7 @@ from torchpact.engines.registry import (
     tuned,
 )
 from torchpact.engines.report import Measurement, Report
-from torchpact.engines.timing import interleaved
+from torchpact.engines.timing import Others, interleaved
 from torchpact.flops import flops_from_ponders, uncompiled
 from torchpact.metering import leading
 from torchpact.models.resnet import ResNet
@@ -125,7 +126,8 @@ def deploy(
         raise TypeError(f"expected a tensor of {takes} as the example, got {type(example).__name__}")
     inputs = example if isinstance(example, tuple) else (example,)
     known = ENGINES | NETWORK_ENGINES if isinstance(net, ResNet) else ENGINES
-    names = names_among(known, engines, leading(inputs).device.type)
+    device = leading(inputs).device.type
+    names, others = names_among(known, engines, device), Others()
     fast: Deployed | DeployedBlock | DeployedNetwork
     if isinstance(net, ResNet):
         fast = _deploy_resnet(net, inputs[0], mode, names, details)
@@ -136,6 +138,7 @@ def deploy(
     if {each.engine for each in fast.report.measurements} <= {"dense", "blocks"}:
         modes = [mode or each.mode for each in net.modules() if isinstance(each, AdaptiveBlock)]
         _warn_of_dense(modes, names, fast.report.notes)
+    fast.report = replace(fast.report, busy=device == "cpu" and others.in_the_way())
     return fast
 
 

@@ -44,6 +44,8 @@ class Report:
     measurements: Sequence[Measurement]
     notes: Sequence[str] = field(default=())
     what: str = "images"
+    busy: bool = False
+    """Whether other programs were in the way, so that all of it means little."""
 
     def __str__(self) -> str:
         """Return a table for people."""
@@ -51,8 +53,10 @@ class Report:
         rows = [head, *(_cells(each) for each in self.measurements)]
         widths = [max(len(row[i]) for row in rows) for i in range(len(head))]
         lines = ["  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in rows]
+        busy = ", while other programs kept the cores busy" if self.busy else ""
         lines.append(
-            f"Medians on {self.batch} {self.what}, without gradients; “plain” is the same without decisions."
+            f"Medians on {self.batch} {self.what}, without gradients{busy}; "
+            "“plain” is the same without decisions."
         )
         return "\n".join([*lines, *self.notes])
 

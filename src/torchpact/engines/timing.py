@@ -1,9 +1,11 @@
 """Times of alternatives, taken in turns, so that whatever else the machine does hits all of them alike."""
 
+import os
 import random
 import statistics
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 
 import torch
 
@@ -48,3 +50,30 @@ def _now() -> float:
     if torch.cuda.is_available() and torch.cuda.is_initialized():
         torch.cuda.synchronize()  # the current device, which candidates run on
     return time.perf_counter()
+
+
+class Others:
+    """What other programs take of the machine, from now on, where the system tells."""
+
+    def __init__(self) -> None:
+        self.start = self._now()
+
+    def in_the_way(self) -> bool:
+        """Whether they have used more than half a core, and left less than one idle."""
+        if self.start is None or (now := self._now()) is None:
+            return False
+        wall, used, idle = (after - before for after, before in zip(now, self.start, strict=True))
+        return used > 0.5 * wall and idle < wall
+
+    @staticmethod
+    def _now() -> tuple[float, float, float] | None:
+        """Seconds: of the clock; of all cores, used by others; of all cores, idle."""
+        try:
+            lines = Path("/proc/stat").read_text().splitlines()
+            tick = os.sysconf("SC_CLK_TCK")
+            # user, nice, system, idle, iowait, irq, softirq, steal
+            spent = [int(number) / tick for number in lines[0].split()[1:9]]
+        except (OSError, ValueError, IndexError, AttributeError):
+            return None
+        idle = spent[3] + spent[4]
+        return time.monotonic(), sum(spent) - idle - sum(os.times()[:4]), idle

@@ -64,6 +64,8 @@ class Bottleneck(nn.Module):
 
     def __init__(self, inputs: int, outputs: int, stride: int = 1) -> None:
         super().__init__()
+        if outputs % 4:
+            raise ValueError(f"expected outputs in multiples of 4, got {outputs}")
         middle = outputs // 4
         self.norm1, self.norm2, self.norm3 = make_norm(inputs), make_norm(middle), make_norm(middle)
         self.conv1, self.conv3 = make_pointwise(inputs, middle), make_pointwise(middle, outputs)

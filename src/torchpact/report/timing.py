@@ -1,17 +1,15 @@
 """How long a network takes in earnest, in each of its modes."""
 
-import os
 import statistics
-import time
 import warnings
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from torchpact.data import Images
 from torchpact.engines import deploy
+from torchpact.engines.timing import Others
 from torchpact.models import ResNet
 from torchpact.training.inputs import as_input
 
@@ -43,33 +41,6 @@ def measure(model: ResNet, data: Images, modes: Iterable[str], batch: int = BATC
         "batch": len(images),
         "device": _device(images.device) + (", while other programs ran" if others.in_the_way() else ""),
     }
-
-
-class Others:
-    """What other programs take of the machine, from now on, where the system tells."""
-
-    def __init__(self) -> None:
-        self.start = self._now()
-
-    def in_the_way(self) -> bool:
-        """Whether they have used more than half a core, and left less than one idle."""
-        if self.start is None or (now := self._now()) is None:
-            return False
-        wall, used, idle = (after - before for after, before in zip(now, self.start, strict=True))
-        return used > 0.5 * wall and idle < wall
-
-    @staticmethod
-    def _now() -> tuple[float, float, float] | None:
-        """Seconds: of the clock; of all cores, used by others; of all cores, idle."""
-        try:
-            lines = Path("/proc/stat").read_text().splitlines()
-            tick = os.sysconf("SC_CLK_TCK")
-            # user, nice, system, idle, iowait, irq, softirq, steal
-            spent = [int(number) / tick for number in lines[0].split()[1:9]]
-        except (OSError, ValueError, IndexError, AttributeError):
-            return None
-        idle = spent[3] + spent[4]
-        return time.monotonic(), sum(spent) - idle - sum(os.times()[:4]), idle
 
 
 def _device(device: torch.device) -> str:
