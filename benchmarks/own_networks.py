@@ -2,8 +2,8 @@
 
     python benchmarks/own_networks.py [--device cpu] [--seconds 5] [--out benchmarks/own_networks.csv]
 
-Three kinds: a state for each example that an MLP improves (``examples``), one for each token (``tokens``), and
-maps that bottleneck units improve, between a stem and a classifier (``pixels``). States have a clock that
+Three kinds: a state for each example that an MLP improves (``examples``), one for each token (``tokens``),
+and maps that bottleneck units improve, between a stem and a classifier (``pixels``). States have a clock that
 says when they halt: of those that go on, a share does so again after every step. Pixels are blobs of that
 share, see torchpact/bench/blobs.py, after the first unit.
 

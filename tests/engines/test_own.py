@@ -302,6 +302,17 @@ def test_threads_may_call_at_the_same_time(fastest):
     assert right == [True] * 5
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("engine", ["gpu", "onchip", "compact", "dense"])
+def test_on_a_gpu_outputs_are_those_of_the_network_too(engine, fastest):
+    fastest(engine)
+    net, images = Mine().eval().cuda(), torch.randn(7, 3, 8, 12, device="cuda")
+    fast = tp.deploy(net, images[:3])
+    for part in (images, images[:1], images[:0], images[:, :, :4, :8].clone(), images):
+        assert agree(fast, net, part)
+
+
 # --- blocks of any steps ---
 
 
@@ -385,9 +396,9 @@ def fixed(u):
             "treat examples one by one",
         ),
         (fixed, nn.Linear(6, 1), (4, 6), "expected steps that can run fewer examples, got RuntimeError"),
-        (torch.tanh, nn.Linear(6, 1), (1, 6), "expected two examples or more"),
+        (torch.tanh, nn.Linear(6, 1), (1, 6), "expected two examples"),
         (lambda u: u + u.mean(1, True), nn.Linear(6, 1), (4, 5, 6), "expected steps .*"),
-        (torch.tanh, lambda u: u[:, :1], (4, 5, 6), r"expected one decision an example, .* got \(4, 1, 6\)"),
+        (torch.tanh, lambda u: u[:, :1], (4, 5, 6), r"expected a decision an example, .* got \(4, 1, 6\)"),
     ],
     ids=["mixing", "mixing heads", "sizes", "single", "attending", "elsewhere"],
 )

@@ -26,7 +26,7 @@ def compacted(block: AdaptiveBlock, u: State, *context: Any) -> CompactBlock:
     >>> compacted(tp.AdaptiveBlock(lambda u: u - u.mean(0), nn.Linear(8, 1), max_steps=4), torch.randn(5, 8))
     Traceback (most recent call last):
         ...
-    torchpact.engines.folding.Unsupported: expected steps and heads that treat examples one by one
+    torchpact.engines.folding.Unsupported: compact: expected steps and heads that treat examples one by one
     """
     output, ponder = block(u, *context, mode=Never())
     decisions = ponder.steps.shape
@@ -34,10 +34,10 @@ def compacted(block: AdaptiveBlock, u: State, *context: Any) -> CompactBlock:
     shape = _state.parts(u)[0].shape[: -1 if positions else 1]
     if positions and decisions != (*shape, 1):
         raise Unsupported(
-            f"expected one decision an example, or for each of {tuple(shape)}; got {tuple(decisions)}"
+            f"compact: expected a decision an example, or for each of {tuple(shape)}; got {tuple(decisions)}"
         )
     if shape.numel() < 2:
-        raise Unsupported("expected two examples or more, to see whether steps treat them one by one")
+        raise Unsupported("compact: expected two examples, to see whether steps treat them one by one")
     theirs = belongs((u, context), shape)
     keep = torch.arange(0, shape.numel(), 2, device=ponder.steps.device)
     own, others = rows_for(flat((u, context), theirs, len(shape)), theirs, keep)
@@ -45,12 +45,12 @@ def compacted(block: AdaptiveBlock, u: State, *context: Any) -> CompactBlock:
         some, seen = block(own, *others, mode=Never())
     except Exception as error:  # whatever somebody's step makes of it
         why = f"{type(error).__name__}: {' '.join(str(error).split())}"
-        raise Unsupported(f"expected steps that can run fewer examples, got {why}") from error
+        raise Unsupported(f"compact: expected steps that can run fewer examples, got {why}") from error
     expected = [part.flatten(0, len(shape) - 1)[keep] for part in _state.parts(output)]
     found = [*_state.parts(some), seen.probs.flatten(1)]
     if not all(map(_close, found, [*expected, ponder.probs.flatten(1)[:, keep]])):
         what = "positions" if positions else "examples"
-        raise Unsupported(f"expected steps and heads that treat {what} one by one")
+        raise Unsupported(f"compact: expected steps and heads that treat {what} one by one")
     return CompactBlock(block, positions, theirs[1])
 
 

@@ -90,7 +90,8 @@ def deploy_block(
     generators = generators_of([folded])
     with running(example):
         example = example.contiguous(memory_format=torch.channels_last)
-        run, choice, (output, ponder) = choose(folded, names, example, generators, notes)
+        among = [name for name in names if name in ENGINES]
+        run, choice, (output, ponder) = choose(folded, among, example, generators, notes)
         assert ponder is not None  # there are heads
         fast.network, problem = as_called(OneBlock(run, folded.details), example, generators)
         if problem is not None:

@@ -28,6 +28,7 @@ from torchpact.engines.own import DeployedNetwork, deploy_network, of_units
 from torchpact.engines.registry import (
     ENGINES,
     NETWORK_ENGINES,
+    STEP_ENGINES,
     Network,
     Notes,
     built,
@@ -115,23 +116,17 @@ def deploy(
     """
     net = uncompiled(model)
     mode = None if mode is None else as_mode(mode)
-    takes = (
-        "images"
-        if isinstance(net, ResNet)
-        else "maps"
-        if isinstance(net, AdaptiveBlock) and of_units(net)
-        else None
-    )
+    takes = _takes(net)
     if takes and not isinstance(example, Tensor):
         raise TypeError(f"expected a tensor of {takes} as the example, got {type(example).__name__}")
     inputs = example if isinstance(example, tuple) else (example,)
-    known = ENGINES | NETWORK_ENGINES if isinstance(net, ResNet) else ENGINES
     device = leading(inputs).device.type
+    known = ENGINES | (NETWORK_ENGINES if isinstance(net, ResNet) else STEP_ENGINES)
     names, others = names_among(known, engines, device), Others()
     fast: Deployed | DeployedBlock | DeployedNetwork
     if isinstance(net, ResNet):
         fast = _deploy_resnet(net, inputs[0], mode, names, details)
-    elif isinstance(net, AdaptiveBlock) and of_units(net):
+    elif isinstance(net, AdaptiveBlock) and takes:
         fast = deploy_block(net, inputs[0], mode, names, details)
     else:
         fast = deploy_network(net, inputs, mode, names, details)
@@ -140,6 +135,13 @@ def deploy(
         _warn_of_dense(modes, names, fast.report.notes)
     fast.report = replace(fast.report, busy=device == "cpu" and others.in_the_way())
     return fast
+
+
+def _takes(net: nn.Module) -> str | None:
+    """Return what a network or block that engines know is called with."""
+    if isinstance(net, ResNet):
+        return "images"
+    return "maps" if isinstance(net, AdaptiveBlock) and of_units(net) else None
 
 
 def _warn_of_dense(modes: Sequence[Mode], names: Sequence[str], notes: Iterable[str]) -> None:

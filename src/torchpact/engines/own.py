@@ -10,11 +10,9 @@ from torch import nn
 
 from torchpact._state import parts
 from torchpact.block import AdaptiveBlock
-from torchpact.engines.apart import compacted
 from torchpact.engines.choosing import deploy_block, running, sizes_of
 from torchpact.engines.deployed import Fixed
-from torchpact.engines.folding import Unsupported
-from torchpact.engines.registry import Notes
+from torchpact.engines.registry import STEP_ENGINES, Notes, built
 from torchpact.engines.report import Measurement, Report
 from torchpact.engines.standing_in import (
     Forward,
@@ -170,12 +168,10 @@ def _choose(
             [row] = fast.report.measurements
             notes.update({_with_name(name, note): None for note in fast.report.notes})
             return row, fast
-    ways: dict[str, Forward] = {"dense": block}
-    if "compact" in names:
-        try:
-            ways["compact"] = compacted(block, *call.inputs)
-        except Unsupported as reason:
-            notes[_with_name(name, f"compact: {reason}")] = None
+    makers = {n: partial(make, block, *call.inputs) for n, make in STEP_ENGINES.items() if n in names}
+    refused: Notes = {}
+    ways: dict[str, Forward] = {"dense": block} | built(makers, refused)
+    notes.update({_with_name(name, note): None for note in refused})
     timed: dict[str, Forward] = ways | {"plain": Plain(block, [call])}
     seconds = interleaved({each: partial(way, *call.inputs) for each, way in timed.items()})
     among = [each for each in ways if each in names] or ["dense"]

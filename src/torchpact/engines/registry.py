@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from torchpact.engines import compact, compiled, dense, gpu, native, onchip, sparse
+from torchpact.engines import apart, compact, compiled, dense, gpu, native, onchip, sparse
 from torchpact.engines.folding import FoldedBlock, Runner, Unsupported
 from torchpact.engines.graphs import Outputs, repeatable
 from torchpact.engines.timing import interleaved
@@ -29,6 +29,11 @@ ENGINES: dict[str, Callable[[FoldedBlock], Runner]] = {
 An engine makes a runner of a folded block, or raises :class:`Unsupported` with a line that says why not. A
 runner may have a method ``tune``, which is given the example before it is measured, and may raise that, too.
 """
+
+STEP_ENGINES: dict[str, Callable[..., Callable[..., Any]]] = {
+    "compact": apart.compacted,
+}
+"""Engines for blocks of any steps, likewise: they make a runner of a block and what it is called with."""
 
 DEVICES = {"native": "cpu", "gpu": "cuda", "onchip": "cuda"}
 """Engines for one kind of device: on others they are not tried unless asked for."""
