@@ -11,7 +11,7 @@ In general       svo: stochastic variational optimization of any f(z)
 
 from torchpact import models, svo
 from torchpact.baseline import EMABaseline
-from torchpact.block import AdaptiveBlock, Ponder, Residual, use_mode
+from torchpact.block import AdaptiveBlock, Ponder, use_mode
 from torchpact.engines import deploy
 from torchpact.flops import count_flops
 from torchpact.halting import (
@@ -25,6 +25,7 @@ from torchpact.models import AdaptiveRNN
 from torchpact.modes import ACT, Discrete, Relaxed, Thresholded
 from torchpact.objective import map_loss, ponder_loss, reinforce_loss
 from torchpact.priors import TruncatedGeometric
+from torchpact.residual import Residual
 
 __version__ = "0.1.0"
 

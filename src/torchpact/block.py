@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from torchpact import _state
-from torchpact._callables import as_module, as_modules, is_gated, is_indexed
+from torchpact._callables import as_modules, is_gated, is_indexed
 from torchpact._checks import at_least_single, check_count, readable
 from torchpact._state import State
 from torchpact.halting import _steps_from_survival, iteration_index
@@ -63,31 +63,6 @@ class Trace(NamedTuple):
     steps: Tensor
 
 
-class Residual(nn.Module):
-    """A step u + f(u)·a that heeds the active positions mask a (eq. 28).
-
-    A block hands the mask, as ``gate``, to any step with a true attribute ``gated``, from the second
-    iteration on. Use such steps where positions see each other, as pixels under a convolution do:
-    what a halted neighbour shows is then the same in training and in evaluation.
-
-    >>> unit = Residual(nn.Conv2d(4, 4, 3, padding=1))
-    >>> u = torch.randn(1, 4, 8, 8)
-    >>> torch.equal(unit(u, gate=torch.zeros(1, 1, 8, 8)), u)
-    True
-    """
-
-    gated = True
-
-    def __init__(self, function: Callable[..., Tensor]) -> None:
-        super().__init__()
-        self.function = as_module(function)
-
-    def forward(self, u: Tensor, *context: Any, gate: Tensor | None = None) -> Tensor:
-        """Add the residual, where the gate is open."""
-        residual: Tensor = self.function(u, *context)
-        return u + (residual if gate is None else residual * gate)
-
-
 class AdaptiveBlock(nn.Module):
     """Iterates ``u ← step(u)`` up to L times, and decides at each position when to stop.
 
@@ -100,7 +75,7 @@ class AdaptiveBlock(nn.Module):
     ``indexed`` is told the number of its iteration, from 1, as ``iteration``.
 
     Plain steps run whoever has halted: the output is the weighted sum of their results or, in the hard
-    modes, the one at halting. Steps that take the mask, such as :class:`Residual`, freeze halted
+    modes, the one at halting. Steps that take the mask, as :class:`~torchpact.Residual` does, freeze halted
     positions; use them where positions see each other, so that halted ones need not be computed. In the
     hard modes frozen states are the output in the end and no running sum is kept; so it is with plain
     steps and one decision an example, when there are no gradients. Steps must leave their input as it is.

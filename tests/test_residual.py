@@ -1,0 +1,140 @@
+"""Steps that heed the mask, and those that compute where it is open only."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+import torchpact as tp
+
+
+class Counting(nn.Module):
+    """An MLP that remembers how many positions it was given."""
+
+    def __init__(self, size, convolves=False):
+        super().__init__()
+        layer = (lambda a, b: nn.Conv2d(a, b, 1)) if convolves else nn.Linear
+        self.layers = nn.Sequential(layer(size, 3 * size), nn.Tanh(), layer(3 * size, size))
+        self.size, self.seen = size, []
+
+    def forward(self, x):
+        self.seen.append(x.numel() // self.size)
+        return self.layers(x)
+
+
+def units(features=-1, **options):
+    torch.manual_seed(0)
+    part = Counting(6, convolves=features == 1)
+    return tp.Residual(part, by_position=True, features=features, **options), tp.Residual(copy.deepcopy(part))
+
+
+SHAPES = [((5, 6), -1), ((2, 7, 6), -1), ((2, 3, 4, 6), -1), ((2, 6, 5, 3), 1), ((1, 6, 1, 1), 1)]
+
+
+@pytest.mark.parametrize(("shape", "features"), SHAPES)
+@pytest.mark.parametrize("share", [0.0, 0.4, 1.0])
+def test_outputs_and_gradients_are_those_of_the_masked_step(shape, features, share):
+    rows, masked = units(features)
+    positions = [1 if dim == features % len(shape) else size for dim, size in enumerate(shape)]
+    u = torch.randn(shape, requires_grad=True)
+    gate = torch.rand(positions)
+    gate = torch.where(gate < share, gate + 0.1, 0.0).requires_grad_()
+    results = []
+    for unit in (rows, masked):
+        output = unit(u, gate=gate)
+        asked = [u, *unit.parameters(), *([gate] if share == 1 else [])]
+        results.append([output, *torch.autograd.grad(output.square().sum(), asked)])
+    for got, expected in zip(*results, strict=True):
+        assert got.shape == expected.shape
+        assert torch.allclose(got, expected, rtol=1e-4, atol=1e-5)
+    assert rows.function.seen == [int((gate > 0).sum())]
+
+
+@pytest.mark.parametrize("mode", ["relaxed", "discrete", "thresholded", "act"])
+def test_a_block_trains_as_with_masked_steps(mode):
+    rows, masked = units()
+    torch.manual_seed(1)
+    head, u = nn.Linear(6, 1), torch.randn(4, 9, 6)
+    nn.init.normal_(head.weight, 0, 3)  # sure of itself, so that relaxed masks are clipped
+    results = []
+    for unit in (rows, masked):
+        own = copy.deepcopy(head)
+        block = tp.AdaptiveBlock(unit, own, max_steps=6, mode=mode)
+        torch.manual_seed(2)
+        output, ponder = block(u)
+        tp.map_loss(output.square().mean((1, 2)), ponder, tau=0.1).backward()
+        results.append([output, ponder.cost, *(p.grad for p in block.parameters())])
+    for got, expected in zip(*results, strict=True):
+        assert torch.allclose(got, expected, rtol=1e-3, atol=1e-5)
+    assert rows.function.seen[0] == 36  # the first iteration has no gate
+    assert rows.function.seen[-1] < 36, "nobody halted: the comparison is empty"
+    assert set(masked.function.seen) == {36}
+
+
+def test_a_decision_for_the_example_opens_all_of_its_positions():
+    rows, masked = units()
+    u, gate = torch.randn(3, 5, 6), torch.tensor([1.0, 0.0, 0.5]).view(3, 1, 1)
+    assert torch.allclose(rows(u, gate=gate), masked(u, gate=gate), atol=1e-6)
+    assert rows.function.seen == [10]
+
+
+def test_half_precision_and_autocast_give_what_masked_steps_give():
+    rows, masked = units()
+    u, gate = torch.randn(2, 7, 6), torch.rand(2, 7, 1).round()
+    with torch.autocast("cpu", torch.bfloat16):
+        got, expected = rows(u, gate=gate), masked(u, gate=gate)
+    assert got.dtype == expected.dtype == torch.float32
+    assert torch.allclose(got, expected, atol=2e-2)
+    got, expected = (each.bfloat16()(u.bfloat16(), gate=gate.bfloat16()) for each in (rows, masked))
+    assert got.dtype == expected.dtype == torch.bfloat16
+    assert torch.allclose(got.float(), expected.float(), atol=5e-2)
+
+
+def test_where_the_host_may_not_look_everything_is_computed():
+    rows, masked = units()
+    u, gate = torch.randn(3, 7, 6), torch.rand(3, 7, 1).round()
+    got = torch.vmap(lambda u, gate: rows(u, gate=gate))(u, gate)
+    assert torch.allclose(got, masked(u, gate=gate), atol=1e-6)
+    compiled = torch.compile(rows, backend="eager", fullgraph=True)
+    assert torch.allclose(compiled(u, gate=gate), masked(u, gate=gate), atol=1e-6)
+
+
+def test_a_context_is_handed_on():
+    class Shifted(nn.Module):
+        def forward(self, u, shift):
+            return torch.tanh(u + shift)
+
+    u, gate, shift = torch.randn(2, 5, 6), torch.rand(2, 5, 1).round(), torch.randn(2, 5, 6)
+    rows, masked = tp.Residual(Shifted(), by_position=True), tp.Residual(Shifted())
+    assert torch.equal(rows(u, shift, gate=gate), masked(u, shift, gate=gate))
+
+
+def test_flops_are_charged_for_the_share_that_is_active():
+    rows, _ = units()
+    head = nn.Linear(6, 1)
+    nn.init.normal_(head.weight, 0, 3)
+    block = tp.AdaptiveBlock(rows, head, max_steps=5, mode="thresholded")
+    u = torch.randn(3, 8, 6)
+    with torch.no_grad():
+        _, ponder = block(u)
+    steps = ponder.steps.flatten(1)
+    expected = steps.sum(1) * 2 * 2 * 6 * 18 + steps.clamp(max=4).sum(1) * 2 * 6
+    assert steps.unique().numel() > 1
+    assert tp.count_flops(block, u).total.tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize(
+    ("function", "gate", "message"),
+    [
+        (nn.Tanh(), (2, 5, 6), r"^expected a gate of one value along dim -1, got gates of \(2, 5, 6\) for a"),
+        (
+            nn.Linear(6, 3),
+            (2, 5, 1),
+            r"^expected a function that keeps the shape of a position, got \(10, 1, 3\)",
+        ),
+    ],
+)
+def test_what_does_not_fit_is_said_in_a_line(function, gate, message):
+    with pytest.raises(ValueError, match=message):
+        tp.Residual(function, by_position=True)(torch.randn(2, 5, 6), gate=torch.ones(gate))
