@@ -1,5 +1,7 @@
 """FLOPs of networks of one's own, against sums made by hand or by torch's counter, one example at a time."""
 
+from typing import NamedTuple
+
 import pytest
 import torch
 from torch import nn
@@ -197,6 +199,78 @@ def test_a_recurrent_layer_pays_for_every_iteration_of_its_time_steps(lengths, m
     assert count.rest == 7 * 2 * 16 * 2
 
 
+def products(*sizes):
+    return sum(2 * a * b * c for a, b, c in sizes)
+
+
+def test_attention_and_recurrent_layers_are_counted_in_full():
+    """Also where torch runs them by kernels of their own, of which its counter knows nothing."""
+    encoder = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
+    tokens = 5
+    linear = products((tokens, 16, 48), (tokens, 16, 16), (tokens, 16, 32), (tokens, 32, 16))
+    attention = 2 * products((tokens, 8, tokens), (tokens, tokens, 8))
+    assert tp.count_flops(encoder, torch.randn(2, tokens, 16)).total.tolist() == [linear + attention] * 2
+    lstm = nn.LSTM(8, 16, batch_first=True)
+    assert tp.count_flops(lstm, torch.randn(2, 5, 8)).total.tolist() == [5 * 2 * 4 * 16 * (8 + 16)] * 2
+    block = tp.AdaptiveBlock(encoder, nn.Linear(16, 1), max_steps=3, mode=tp.Relaxed(temperature=1e3))
+    heads = 2 * products((tokens, 16, 1))
+    count = tp.count_flops(block, torch.randn(2, tokens, 16))
+    assert count.total.tolist() == [3 * (linear + attention) + heads] * 2
+    assert torch.backends.mha.get_fastpath_enabled()
+    assert torch.backends.mkldnn.enabled
+
+
+class Compares(nn.Module):
+    def forward(self, x, table):
+        return x @ table.T
+
+
+@pytest.mark.parametrize("batch", [3, 5])
+def test_a_table_is_counted_whole_even_if_it_has_as_many_rows_as_there_are_examples(batch):
+    count = tp.count_flops(Compares(), (torch.randn(batch, 8), torch.randn(5, 8)))
+    assert count.total.tolist() == [2 * 8 * 5] * batch
+
+
+@pytest.mark.parametrize(("time", "batch"), [(4, 4), (2, 8), (7, 3)])
+def test_a_recurrent_layer_may_have_time_first(time, batch):
+    torch.manual_seed(0)
+    rnn = tp.AdaptiveRNN(nn.GRUCell(3 + 1, 6), 3, mode="thresholded", halting_bias=0.0)
+    x = torch.randn(time, batch, 3)
+    with torch.no_grad():
+        steps = rnn(x)[2].steps
+    expected = steps.sum(1) * 2 * 3 * 6 * (4 + 6) + steps.clamp(max=2).sum(1) * 2 * 6
+    assert tp.count_flops(rnn, x).total.tolist() == expected.tolist()
+
+
+def test_inputs_may_lie_in_tuples_lists_and_dicts():
+    class Pair(NamedTuple):
+        x: torch.Tensor
+        y: torch.Tensor
+
+    class Takes(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(4, 4)
+
+        def forward(self, given):
+            values = given.values() if isinstance(given, dict) else given
+            return sum(self.linear(x) for x in values)
+
+    x = torch.randn(3, 4)
+    for given in ([x, x], {"a": x, "b": x}, Pair(x, x), ((x, x),)):
+        assert tp.count_flops(Takes(), given).total.tolist() == [2 * 2 * 4 * 4] * 3
+
+
+def test_states_of_tuples_are_counted():
+    block = tp.AdaptiveBlock(
+        lambda u: (u[0] @ torch.ones(4, 4), u[1]), lambda u: u[0][:, :1], max_steps=3, mode="thresholded"
+    )
+    u = torch.randn(6, 4), torch.randn(6, 2)
+    with torch.no_grad():
+        steps = block(u)[1].steps.flatten()
+    assert tp.count_flops(block, (u,)).total.tolist() == (2 * 16 * steps).tolist()
+
+
 def test_counting_leaves_modes_hooks_and_training_as_they_were():
     net = Thinks("relaxed").train()
     hooks = [len(m._forward_hooks) + len(m._forward_pre_hooks) for m in net.modules()]
@@ -232,16 +306,15 @@ class Inner(nn.Module):
 
 
 class Repeats(nn.Module):
-    """As often as there are examples."""
+    """Once more, if anyone has halted at once."""
 
     def __init__(self):
         super().__init__()
-        self.block = tp.AdaptiveBlock(nn.Linear(4, 4), nn.Linear(4, 1), max_steps=2)
+        self.block = tp.AdaptiveBlock(nn.Linear(4, 4), lambda u: u[:, :1], max_steps=2, mode="thresholded")
 
     def forward(self, x):
-        for _ in x:
-            x, _ = self.block(x)
-        return x
+        x, ponder = self.block(x)
+        return self.block(x) if (ponder.steps == 1).any() else (x, ponder)
 
 
 class Joins(nn.Module):
@@ -265,20 +338,21 @@ class Joins(nn.Module):
         ),
         (
             Repeats(),
-            torch.randn(3, 4),
+            torch.randn(30, 4),
             ValueError,
-            "^expected the block 'block' to be called as often for all examples as for one, got 3 and 1 ",
+            "^expected the block 'block' to be called as often whoever halts, got 2 calls, and 1 where ",
         ),
         (
             Joins(),
             torch.randn(3, 4),
             ValueError,
-            "^expected the block 'block' to decide for 3 examples, got 4 rows$",
+            "^expected the block 'block' to decide for 3 examples, the first dimension of .*; got 4$",
         ),
         (Joins(), (2, "a"), TypeError, "^expected tensors whose first dimension is the batch, got int, str$"),
         (Joins(), (), TypeError, "^expected tensors whose first dimension is the batch, got nothing$"),
+        (Joins(), torch.tensor(1.0), TypeError, "batch, got one without dimensions$"),
     ],
-    ids=["nested", "repeats", "joins", "numbers", "nothing"],
+    ids=["nested", "repeats", "joins", "numbers", "nothing", "scalar"],
 )
 def test_what_cannot_be_counted_is_said_in_a_line(net, inputs, error, message):
     with pytest.raises(error, match=message):

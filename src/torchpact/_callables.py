@@ -1,6 +1,8 @@
 """Steps and heads as users give them: modules or plain callables, one or a list."""
 
+import copy
 from collections.abc import Callable, Iterable
+from types import CellType, FunctionType
 from typing import Any
 
 from torch import nn
@@ -15,11 +17,39 @@ class _Function(nn.Module):
         self.gated = is_gated(function)
         self.indexed = is_indexed(function)
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> "_Function":
+        memo[id(self)] = made = _Function(_copied(self.function, memo))
+        made.training = self.training
+        return made
+
     def extra_repr(self) -> str:
         return getattr(self.function, "__qualname__", repr(self.function))
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         return self.function(*args, **kwargs)
+
+
+def _copied(function: Callable[..., Any], memo: dict[int, Any]) -> Callable[..., Any]:
+    """Return a copy of a callable: a plain function's is one whose modules are copies, which it encloses."""
+    if not isinstance(function, FunctionType) or not function.__closure__:
+        return copy.deepcopy(function, memo)
+    cells = tuple(
+        CellType(copy.deepcopy(cell.cell_contents, memo)) if _has_module(cell) else cell
+        for cell in function.__closure__
+    )
+    made = FunctionType(
+        function.__code__, function.__globals__, function.__name__, function.__defaults__, cells
+    )
+    made.__kwdefaults__, made.__dict__ = function.__kwdefaults__, dict(vars(function))
+    made.__qualname__ = function.__qualname__
+    return made
+
+
+def _has_module(cell: CellType) -> bool:
+    try:
+        return isinstance(cell.cell_contents, nn.Module)
+    except ValueError:  # empty as yet
+        return False
 
 
 def as_module(function: Callable[..., Any]) -> nn.Module:

@@ -268,7 +268,7 @@ class use_mode:
 
     def __init__(self, model: nn.Module, mode: Mode | str, *, details: bool = True) -> None:
         self._model, self._wanted = model, (as_mode(mode), details)
-        if any(getattr(module, "fixed", False) for module in model.modules()):
+        if any(getattr(module, "_deployed", False) is True for module in model.modules()):
             raise ValueError(
                 "expected a model, got what is deployed: deploy the model again, in another mode"
             )

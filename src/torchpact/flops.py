@@ -9,25 +9,35 @@ import torch
 from torch import Tensor, nn
 
 from torchpact.block import Ponder
-from torchpact.metering import leading, metered
+from torchpact.calls import arguments, leading
+from torchpact.metering import metered
 from torchpact.models.config import map_sizes
 from torchpact.models.resnet import ResNet
 from torchpact.unit_flops import block_flops, price
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class FlopCount:
-    """The FLOPs of a batch, image by image.
+    """The FLOPs of a batch, image by image, or example by example.
 
     >>> count = FlopCount(blocks=torch.tensor([[5, 2], [3, 2]]), rest=1)
     >>> count.total, count.mean.item(), count.std.item()
     (tensor([8, 6]), 7.0, 1.0)
+    >>> count
+    FlopCount(mean=7, std=1, mean of blocks=[4, 2], rest=1, examples=2)
     """
 
     blocks: Tensor
     """Those of each block: integers of shape (batch, number of blocks)."""
     rest: int
     """Those of all else, the same for every image."""
+
+    def __repr__(self) -> str:
+        blocks = ", ".join(f"{mean:,.0f}" for mean in self.blocks.double().mean(0).tolist())
+        return (
+            f"FlopCount(mean={float(self.mean):,.0f}, std={float(self.std):,.0f}, "
+            f"mean of blocks=[{blocks}], rest={self.rest:,}, examples={len(self.blocks)})"
+        )
 
     @property
     def total(self) -> Tensor:
@@ -45,18 +55,18 @@ class FlopCount:
         return self.total.double().std(correction=0)
 
 
-def count_flops(model: nn.Module, inputs: Tensor | tuple[Any, ...]) -> FlopCount:
-    """Count the FLOPs of ``model`` on each image; a multiply-add is two, and only they are counted.
+def count_flops(model: nn.Module, inputs: Any) -> FlopCount:
+    """Count the FLOPs of ``model`` on each example; a multiply-add is two, and only they are counted.
 
-    The model is run on the images in its present halting mode, as in evaluation and without gradients;
-    batch norm statistics stay as they are. What an adaptive ResNet is charged, see
+    The model is run in its present halting mode, see :class:`use_mode`, as in evaluation and without
+    gradients; batch norm statistics stay as they are. What an adaptive ResNet is charged, see
     :func:`flops_from_ponders`; a block of residual units in any other network likewise.
 
-    Of other adaptive blocks every step and head is metered once, on a single example, and charged for the
-    share of an example's positions that ran it; what a step needs of positions that have halted comes
-    besides, and is not known. Of recurrent layers every time step is charged for its iterations. Everything
-    else is the same for all examples. ``inputs`` is what the model is called with: a tensor, or a tuple of
-    arguments, whose first dimension is the batch.
+    Of other adaptive blocks every step and head is metered where nobody halts, and charged for the share of
+    an example's positions that ran it; what a step needs of positions that have halted comes besides, and is
+    not known. Of recurrent layers every time step is charged for its iterations. Everything else is the same
+    for all examples. ``inputs`` is what the model is called with, a tuple being several arguments; the first
+    dimension of the first tensor is the batch. While it counts, nobody else may call the model.
 
     >>> from torchpact.models import resnet32
     >>> count_flops(resnet32(), torch.randn(2, 3, 32, 32)).total
@@ -69,26 +79,27 @@ def count_flops(model: nn.Module, inputs: Tensor | tuple[Any, ...]) -> FlopCount
     >>> count_flops(block, torch.tensor([[-2.5], [-0.5]]).expand(2, 8)).total // (2 * 8 * 8)
     tensor([3, 1])
     """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"expected an nn.Module, got a {type(model).__name__}")
     net = uncompiled(model)
-    arguments = inputs if isinstance(inputs, tuple) else (inputs,)
-    leading(arguments)
+    given = arguments(inputs)
+    first = leading(given)
     for module in net.modules():
-        if not getattr(module, "countable", True):
+        if getattr(module, "_countable", True) is False:
             raise TypeError(
                 f"expected the model itself, got a {type(module).__name__}: count before it is deployed"
             )
-    if isinstance(net, ResNet):
-        (images,) = arguments
+    if isinstance(net, ResNet) and len(given) == 1:
+        images = first
         if not net.config.adaptive:
             return flops_from_ponders(net, [], images.shape)
         with _evaluating(net):
             _, ponders = model(images)
         return flops_from_ponders(net, ponders, images.shape)
     with _evaluating(net):
-        spent, rest = metered(net, arguments)
+        spent, rest = metered(net, given)
     if spent:
         return FlopCount(torch.stack([each.flops for each in spent.values()], 1), rest)
-    first = leading(arguments)
     return FlopCount(torch.zeros(len(first), 0, dtype=torch.long, device=first.device), rest)
 
 

@@ -1,41 +1,32 @@
-"""What networks of one's own cost: steps and heads are metered on one example, and charged where they ran."""
+"""What networks of one's own cost: steps and heads are metered in full, and charged where they ran."""
 
+import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from torchpact._state import parts
-from torchpact.block import AdaptiveBlock, Ponder
+from torchpact.block import AdaptiveBlock
+from torchpact.calls import (
+    Call,
+    Inputs,
+    Never,
+    Part,
+    adaptive_parts,
+    batch_of,
+    leading,
+    one_for_none,
+    recorded,
+    title,
+)
 from torchpact.models.rnn import AdaptiveRNN
 from torchpact.models.units import Bottleneck, HaltingHead, ResidualUnit, join_patches
-from torchpact.modes import Mode
 from torchpact.unit_flops import block_flops, plain_flops
-
-Inputs = tuple[Any, ...]
-
-
-class Never(Mode):
-    """Nobody halts, whatever heads say: every step runs, and every head is asked."""
-
-    hard = True
-
-    def halt(self, remaining: Tensor, logits: Tensor) -> tuple[Tensor, Tensor]:
-        """Leave all that remains."""
-        return torch.zeros_like(remaining), remaining
-
-
-class Call(NamedTuple):
-    """A block, or a recurrent layer, was called."""
-
-    inputs: Inputs
-    options: Mapping[str, Any]
-    output: Any
-    ponder: Ponder
 
 
 class Spent(NamedTuple):
@@ -57,78 +48,17 @@ class _Prices(NamedTuple):
     whole: int
 
 
-def adaptive_parts(net: nn.Module) -> dict[str, AdaptiveBlock | AdaptiveRNN]:
-    """Return the adaptive blocks and recurrent layers of a network, by name.
-
-    >>> [*adaptive_parts(nn.Sequential(nn.Tanh(), tp.AdaptiveRNN(nn.GRUCell(9, 16), max_steps=3)))]
-    ['1']
-    """
-    found = {
-        name: module
-        for name, module in net.named_modules()
-        if isinstance(module, AdaptiveBlock | AdaptiveRNN)
-    }
-    own = [module.block for module in found.values() if isinstance(module, AdaptiveRNN)]
-    return {name: module for name, module in found.items() if not any(module is block for block in own)}
-
-
-def leading(inputs: Inputs) -> Tensor:
-    """Return the first tensor, which tells the batch and the device."""
-    first = next((x for x in inputs if isinstance(x, Tensor) and x.dim()), None)
-    if first is None:
-        kinds = ", ".join(type(x).__name__ for x in inputs) or "nothing"
-        raise TypeError(f"expected tensors whose first dimension is the batch, got {kinds}")
-    return first
-
-
-def one_of(inputs: Any, batch: int) -> Any:
-    """Return the first example, of what has an entry for each; of zeros if there is none.
-
-    >>> one_of((torch.arange(3), [torch.ones(3, 2)], "as it is"), batch=3)
-    (tensor([0]), [tensor([[1., 1.]])], 'as it is')
-    """
-    if isinstance(inputs, Tensor) and inputs.dim() and len(inputs) == batch:
-        return inputs[:1] if batch else inputs.new_zeros(1, *inputs.shape[1:])
-    if isinstance(inputs, dict):
-        return {key: one_of(value, batch) for key, value in inputs.items()}
-    if type(inputs) in (tuple, list):
-        return type(inputs)(one_of(value, batch) for value in inputs)
-    return inputs
-
-
-@contextmanager
-def recorded(
-    found: Mapping[str, AdaptiveBlock | AdaptiveRNN], keep: bool = False
-) -> Iterator[dict[str, list[Call]]]:
-    """Record the calls of blocks and layers within; of outputs only the shapes, unless all is to be kept."""
-    calls: dict[str, list[Call]] = {name: [] for name in found}
-    handles = []
-    for name, part in found.items():
-
-        def note(
-            part: nn.Module, inputs: Inputs, options: dict[str, Any], output: Any, name: str = name
-        ) -> None:
-            made = output if keep else torch.empty_like(parts(output[0])[0], device="meta")
-            calls[name].append(Call(inputs if keep else (), options, made, output[-1]))
-
-        handles.append(part.register_forward_hook(note, with_kwargs=True))
-    try:
-        yield calls
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
 def metered(net: nn.Module, inputs: Inputs) -> tuple[dict[str, Spent], int]:
     """Return what each block and recurrent layer cost in a run, and what all else costs an example.
 
     The network is in evaluation, without gradients. A block of residual units is charged as
     :func:`torchpact.flops.flops_from_ponders` does, others for the share of positions that ran a step.
     """
-    found, batch = adaptive_parts(net), len(leading(inputs))
-    prices, rest = _metered_prices(net, found, one_of(inputs, batch))
+    found, batch = adaptive_parts(net), batch_of(net, inputs)
+    prices, rest = _metered_prices(net, found, inputs if batch else one_for_none(inputs))
+    each_rest = round(rest / max(batch, 1))
     if not found:
-        return {}, rest
+        return {}, each_rest
     with recorded(found) as calls:
         net(*inputs)
     spent = {}
@@ -137,8 +67,8 @@ def metered(net: nn.Module, inputs: Inputs) -> tuple[dict[str, Spent], int]:
         ran, known = calls[name], prices[name]
         if len(ran) != len(known):
             raise ValueError(
-                f"expected {_title(name)} to be called as often for all examples as for one, got "
-                f"{len(ran)} and {len(known)} calls"
+                f"expected {title(name)} to be called as often whoever halts, got {len(ran)} calls, and "
+                f"{len(known)} where nobody does"
             )
         each = [_spent(part, *pair, batch, name) for pair in zip(ran, known, strict=True)]
         shares = [call.ponder.steps.double().mean() / part.max_steps for call in ran]
@@ -147,18 +77,34 @@ def metered(net: nn.Module, inputs: Inputs) -> tuple[dict[str, Spent], int]:
             sum(plain for _, plain in each),
             float(torch.stack(shares).mean()) if shares else 0.0,
         )
-    return spent, rest
+    return spent, each_rest
 
 
 def _metered_prices(
-    net: nn.Module, found: Mapping[str, AdaptiveBlock | AdaptiveRNN], inputs: Inputs
+    net: nn.Module, found: Mapping[str, Part], inputs: Inputs
 ) -> tuple[dict[str, list[_Prices]], int]:
-    """Run one example, which never halts, and read the counter before and after what matters."""
+    """Run the network so that nobody halts, and read the counter before and after what matters."""
     prices: dict[str, list[_Prices]] = {name: [] for name in found}
-    with FlopCounterMode(display=False) as counter, _Meters(counter, found, prices):
+    with _every_product_seen(), FlopCounterMode(display=False) as counter, _Meters(counter, found, prices):
         net(*inputs)
     inside = sum(call.whole for calls in prices.values() for call in calls)
     return prices, int(counter.get_total_flops()) - inside
+
+
+@contextmanager
+def _every_product_seen() -> Iterator[None]:
+    """Have attention and recurrent layers run by products that torch counts, not by kernels of their own."""
+    fast = torch.backends.mha.get_fastpath_enabled()
+    with warnings.catch_warnings(), ExitStack() as stack:
+        warnings.simplefilter("ignore")  # of settings that come with these
+        stack.enter_context(torch.backends.mkldnn.flags(enabled=False))
+        stack.enter_context(torch.backends.cudnn.flags(enabled=False))
+        stack.enter_context(sdpa_kernel(SDPBackend.MATH))
+        torch.backends.mha.set_fastpath_enabled(False)
+        try:
+            yield
+        finally:
+            torch.backends.mha.set_fastpath_enabled(fast)
 
 
 class _Meters:
@@ -167,7 +113,7 @@ class _Meters:
     def __init__(
         self,
         counter: FlopCounterMode,
-        found: Mapping[str, AdaptiveBlock | AdaptiveRNN],
+        found: Mapping[str, Part],
         prices: dict[str, list[_Prices]],
     ) -> None:
         self.counter, self.found, self.prices = counter, found, prices
@@ -195,8 +141,8 @@ class _Meters:
         def begin(_part: nn.Module, inputs: Inputs, options: dict[str, Any]) -> Any:
             if self.running:
                 raise TypeError(
-                    f"expected adaptive blocks beside each other, got {_title(name)} within "
-                    f"{_title(self.running[-1][0])}"
+                    f"expected adaptive blocks beside each other, got {title(name)} within "
+                    f"{title(self.running[-1][0])}"
                 )
             self.running.append((name, _Prices([], [], 0), self._now()))
             return inputs, options | {"mode": Never()}
@@ -223,14 +169,16 @@ class _Meters:
         self.handles.append(module.register_forward_hook(end))
 
 
-def _spent(
-    part: AdaptiveBlock | AdaptiveRNN, call: Call, prices: _Prices, batch: int, name: str
-) -> tuple[Tensor, float]:
+def _spent(part: Part, call: Call, prices: _Prices, batch: int, name: str) -> tuple[Tensor, float]:
     """Return what a call cost each example, and what it would have cost one without decisions."""
     steps = call.ponder.steps
     rows = len(steps)
-    if rows % batch if batch else rows:
-        raise ValueError(f"expected {_title(name)} to decide for {batch} examples, got {rows} rows")
+    fits = rows == batch if isinstance(part, AdaptiveRNN) or not batch else rows % batch == 0
+    if not fits:
+        raise ValueError(
+            f"expected {title(name)} to decide for {batch} examples, the first dimension of what the network "
+            f"is given; got {rows}"
+        )
     if isinstance(part, AdaptiveBlock) and (units := _units(part)) is not None:
         height, width = join_patches(call.output).shape[2:]
         steps = steps.squeeze(-1).squeeze(-2) if steps.dim() == 6 else steps
@@ -238,18 +186,19 @@ def _spent(
         return flops, rows / max(batch, 1) * plain_flops(units, height, width)
     if len(prices.steps) % part.max_steps:
         raise TypeError(
-            f"expected {_title(name)} to run {part.max_steps} steps, got {len(prices.steps)} calls of them"
+            f"expected {title(name)} to run {part.max_steps} steps, got {len(prices.steps)} calls of them"
         )
     steps = steps.reshape(batch, -1) if batch else steps.new_zeros(0, 1)
-    # a time step of a recurrent layer costs as much as any other; otherwise prices are of all positions
-    positions = 1 if isinstance(part, AdaptiveRNN) else steps.size(1)
+    # prices are of all examples; a time step of a recurrent layer costs as much as any other, else a price is
+    # that of all positions
+    shares = max(batch, 1) * (1 if isinstance(part, AdaptiveRNN) else steps.size(1))
     flops = torch.zeros(batch, dtype=torch.double)
     for index, price in enumerate(prices.steps[: part.max_steps]):
         asked = prices.heads[index : index + 1] if index + 1 < part.max_steps else []
-        flops += (steps > index).sum(1).cpu() * ((price + sum(asked)) / positions)
+        flops += (steps > index).sum(1).cpu() * ((price + sum(asked)) / shares)
     each = sum(prices.steps[: part.max_steps])
     ran = int((steps > 0).sum()) / max(batch, 1)  # not what is padding
-    return flops.round().long().to(steps.device), each * ran / positions
+    return flops.round().long().to(steps.device), each * ran / shares
 
 
 def _units(block: AdaptiveBlock) -> Any:
@@ -264,7 +213,3 @@ def _units(block: AdaptiveBlock) -> Any:
         return None
     steps, heads = (each * (block.max_steps if len(each) == 1 else 1) for each in (steps, heads))
     return SimpleNamespace(steps=steps, halting=heads[: block.max_steps - 1])
-
-
-def _title(name: str) -> str:
-    return f"the block {name!r}" if name else "the block"

@@ -373,7 +373,7 @@ def test_engines_are_a_list():
     with pytest.raises(TypeError, match="expected a list of engines, got the string 'dense'"):
         tp.deploy(lively(), images_of(1), engines="dense")
     with pytest.raises(TypeError, match="expected a tensor of images as the example, got list"):
-        tp.deploy(lively(), [1, 2])  # type: ignore[call-overload]
+        tp.deploy(lively(), [1, 2])
 
 
 def test_it_is_in_evaluation_whatever_the_model_is_in():

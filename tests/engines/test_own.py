@@ -20,6 +20,7 @@ from torchpact.engines.timing import interleaved
 from torchpact.models import HaltingHead, ResidualUnit
 
 NO_TENSOR: Any = "images"
+NO_MODULE: Any = torch.tanh
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -416,12 +417,262 @@ def test_steps_that_mix_examples_run_as_they_are(step, head, shape, reason):
     assert torch.equal(ponder.steps, reference.steps)
 
 
+W = nn.init.orthogonal_(torch.empty(5, 5))
+
+
+def paired(u):
+    clock, state = u[:, :1], u[:, 1:]
+    return torch.cat([clock + 1, (state + state.roll(len(u) // 2, 0)) @ W / 2], 1)
+
+
+def loud(u):
+    """One feature is large, and the others are mixed."""
+    return torch.cat([u[:, :1] + 2e4, u[:, 1:] + 0.3 * u[:, 1:].mean(0)], 1)
+
+
+class Attends(nn.Module):
+    gated = True
+
+    def __init__(self):
+        super().__init__()
+        self.look = nn.MultiheadAttention(6, 2, batch_first=True)
+
+    def forward(self, u, gate=None):
+        seen, _ = self.look(u, u, u, need_weights=False)
+        return u + (seen if gate is None else seen * gate)
+
+
+@pytest.mark.parametrize(
+    ("step", "u"),
+    [
+        (paired, torch.randn(8, 6)),
+        (loud, torch.randn(8, 6)),
+        (mixing, torch.ones(8, 6)),
+        (Attends(), torch.zeros(4, 7, 6)),
+        (Attends(), torch.randn(4, 7, 6)),
+        (lambda u: u if len(u) > 1 else u.squeeze(), torch.randn(8, 6)),
+    ],
+    ids=["pairs", "scales", "alike", "attention of zeros", "attention", "a single row"],
+)
+def test_steps_that_seem_to_treat_examples_one_by_one_are_found_out(step, u):
+    block = tp.AdaptiveBlock(step, lambda u: u[..., :1], max_steps=3, mode="thresholded")
+    with pytest.raises(Unsupported):
+        compacted(block, u)
+
+
+def test_a_row_that_all_share_is_not_taken_for_the_first_examples_own():
+    block = tp.AdaptiveBlock(lambda u, m: u + m[0], nn.Linear(6, 1), max_steps=3, mode="thresholded")
+    u, memory = torch.randn(9, 6), torch.randn(9, 6)
+    with pytest.raises(Unsupported, match="treat examples one by one"):
+        compacted(block, u, memory)
+    assert compacted(block, u, nn.Parameter(memory)).theirs == (False,)
+
+
+class KnowsTheFirst(nn.Module):
+    gated = True
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.other = nn.Linear(6, 6), nn.Linear(6, 6)
+
+    def forward(self, u, gate=None):
+        return self.first(u) if gate is None else u + gate * self.other(u)
+
+
+@torch.no_grad()
+def test_steps_are_told_the_gate_when_others_have_left():
+    torch.manual_seed(0)
+    block = tp.AdaptiveBlock(KnowsTheFirst(), nn.Linear(6, 1), max_steps=6, mode="thresholded")
+    u = torch.randn(20, 6)
+    (output, ponder), (expected, reference) = CompactBlock(block)(u), block(u)
+    assert len(reference.steps.unique()) > 1
+    assert torch.equal(ponder.steps, reference.steps)
+    assert relative(output, expected) < 1e-6
+
+
+@torch.no_grad()
+def test_calls_of_another_kind_than_the_examples_run_as_they_are(fastest):
+    fastest("compact")
+    torch.manual_seed(0)
+    block = tp.AdaptiveBlock(Rotate(6), nn.Linear(6, 1), max_steps=5, mode="thresholded")
+    x, shift = torch.randn(4, 5, 6), torch.randn(4, 5, 6)
+    for example in (x[:, :1], (x, shift[:1]), (x, shift), x[:, 0], x, (x[:1], shift[:1])):
+        fast = tp.deploy(block, example)
+        for inputs in ((x,), (x, shift), (x, shift[:, :1]), (x[:, 0],), (x[:2, :3],), (x, 0.5)):
+            (output, ponder), (expected, reference) = fast(*inputs), block(*inputs)
+            assert relative(output, expected) < 1e-5
+            assert torch.equal(ponder.steps, reference.steps)
+
+
+@torch.no_grad()
+def test_a_block_may_be_called_with_a_context_and_without(fastest):
+    fastest("compact")
+
+    class Twice(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.block = tp.AdaptiveBlock(Rotate(6), nn.Linear(6, 1), max_steps=5, mode="thresholded")
+
+        def forward(self, u, shift):
+            u, first = self.block(u)
+            u, second = self.block(u, shift)
+            return {"logits": u, "ponders": [first, second]}
+
+    net, u = Twice().eval(), torch.randn(7, 6)
+    assert agree(tp.deploy(net, (u, u)), net, u, u)
+
+
+@torch.no_grad()
+def test_states_of_tuples_deploy(fastest):
+    fastest("compact")
+    cell = nn.LSTMCell(3, 5)
+
+    class Counts(nn.Module):
+        """A state of two tensors and a count."""
+
+        def __init__(self):
+            super().__init__()
+            self.cell = cell
+
+        def forward(self, u):
+            h, c = self.cell(torch.tanh(u[0][:, :3]), u[:2])
+            return h, c, u[2] + 1
+
+    block = tp.AdaptiveBlock(Counts(), lambda u: u[0].sum(1, True), max_steps=4, mode="thresholded")
+    u = torch.randn(9, 5), torch.randn(9, 5), torch.zeros(9, 1, dtype=torch.long)
+    fast = tp.deploy(block, (u,))
+    assert fast.report.measurements[0].engine == "compact"
+    (output, ponder), (expected, reference) = fast(u), block(u)
+    assert torch.equal(ponder.steps, reference.steps)
+    assert all(relative(one, other) < 1e-5 for one, other in zip(output, expected, strict=True))
+
+
 def test_steps_may_blow_up_where_nobody_goes():
     """All steps run to see whether they treat examples one by one, those too that no example reaches."""
     block = tp.AdaptiveBlock(
         lambda u: 1e20 * u, lambda u: u[:, :1].abs() - 1, max_steps=6, mode="thresholded"
     )
     assert not compacted(block, torch.randn(6, 3)).positions
+
+
+# --- copies ---
+
+
+class Encloses(nn.Module):
+    """Steps that are functions, and enclose the module."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.linear, self.norm = nn.Linear(6, 6), nn.BatchNorm1d(6)
+        self.drop, self.head = nn.Dropout(0.5), nn.Linear(6, 1)
+        step = lambda u: self.drop(self.norm(self.linear(u)))  # noqa: E731
+        self.block = tp.AdaptiveBlock(step, lambda u: self.head(u), max_steps=3, mode="thresholded")
+
+    def forward(self, x):
+        u, self.ponder = self.block(x)
+        return {"logits": u, "ponders": [self.ponder]}
+
+
+def test_functions_that_enclose_modules_are_copied_with_them():
+    net, x = Encloses().train(), torch.randn(8, 6)
+    net(x)["logits"].sum().backward()  # and leaves a ponder with gradients behind
+    before = copy.deepcopy(net.state_dict())
+    fast = tp.deploy(net, x)
+    assert all(torch.equal(value, before[key]) for key, value in net.state_dict().items())
+    assert agree(fast, net.eval(), x)
+    logits = fast(x)["logits"]
+    for parameter in net.parameters():
+        nn.init.zeros_(parameter)
+    assert torch.equal(fast(x)["logits"], logits)
+
+
+def test_trials_leave_buffers_and_generators_as_they_were():
+    generator = torch.Generator().manual_seed(7)
+
+    class Counts(Mine):
+        calls: torch.Tensor
+
+        def __init__(self):
+            super().__init__(tp.Discrete(generator))
+            self.register_buffer("calls", torch.zeros(()))
+
+        def forward(self, images, scale=1.0):
+            self.calls += 1
+            return super().forward(images, scale) | {"calls": self.calls.clone()}
+
+    net, images = Counts().eval(), torch.randn(3, 3, 6, 6)
+    before = generator.get_state()
+    fast = tp.deploy(net, images)
+    assert torch.equal(generator.get_state(), before)
+    assert fast(images)["calls"] == 1
+    assert net.calls == 0
+
+
+# --- trials that fail ---
+
+
+class Fragile(nn.Module):
+    """Runs, but not in every way in which one may try to run it."""
+
+    def __init__(self, step, head):
+        super().__init__()
+        self.block = tp.AdaptiveBlock(step, head, max_steps=4, mode="thresholded")
+
+    def forward(self, x):
+        u, ponder = self.block(x)
+        return {"logits": u, "ponders": [ponder]}
+
+
+def explodes(u):
+    if u.abs().max() > 1e3:
+        raise FloatingPointError("too large")
+    return 30 * u
+
+
+class Casts(Fragile):
+    def forward(self, x):
+        with torch.autocast("cpu", torch.bfloat16):
+            return super().forward(nn.functional.linear(x, torch.eye(6)))
+
+
+@pytest.mark.parametrize(
+    "net",
+    [
+        Fragile(explodes, lambda u: u.abs().sum(1, True) - 1),
+        Casts(nn.Linear(6, 6), lambda u: u[:, :1].float() + 1),
+        Fragile(torch.tanh, lambda u: u.sum().view(1, 1)),
+    ],
+    ids=["explodes", "casts", "decides for all"],
+)
+def test_a_network_that_runs_deploys(net):
+    x = torch.rand(5, 6) + 0.5
+    fast = tp.deploy(net, x)
+    with torch.no_grad():
+        got, expected = fast(x), net(x)
+    assert torch.equal(got["ponders"][0].steps, expected["ponders"][0].steps)
+    assert relative(got["logits"], expected["logits"]) < 1e-2
+    assert fast.explain()
+
+
+def test_views_of_weights_and_other_layers_survive_another_layout(fastest, monkeypatch):
+    monkeypatch.setattr(
+        standing_in, "interleaved", lambda ways, **_: {n: 0.1 if n == "blocks 1" else 1.0 for n in ways}
+    )
+
+    class Standardised(Mine):
+        def __init__(self):
+            super().__init__()
+            self.volume = nn.Conv3d(1, 1, 1)
+
+        def forward(self, images, scale=1.0):
+            weight = self.stem.weight.view(16, -1)
+            return super().forward(images + weight.mean() + self.volume.weight.sum(), scale)
+
+    net, images = Standardised().eval(), torch.randn(3, 3, 8, 8)
+    fast = tp.deploy(net, images)
+    assert fast.channels_last
+    assert agree(fast, net, images)
 
 
 # --- what stays as it is ---
@@ -465,6 +716,129 @@ def test_what_engines_do_not_know_runs_as_it_is():
         assert any(row.startswith(line) for row in text.splitlines()), line
 
 
+class Doubled(tp.models.ResNet):
+    def forward(self, images):
+        logits, ponders = super().forward(images)
+        return 2 * logits, ponders
+
+
+def change_forward(net):
+    inner = net.forward
+    net.forward = lambda x: (2 * inner(x)[0], inner(x)[1])
+
+
+def watch(net):
+    net.register_forward_hook(lambda module, inputs, output: (2 * output[0], output[1]))
+
+
+@pytest.mark.parametrize("change", [change_forward, watch, None], ids=["forward", "hook", "class"])
+def test_networks_and_blocks_that_do_something_else_are_deployed_as_what_they_are(change):
+    config = tp.models.ResNetConfig(units=2, halting_bias=0.0)
+    net: nn.Module
+    if change is None:
+        torch.manual_seed(0)
+        net = Doubled(config, mode="thresholded").eval()
+        units = [ResidualUnit(16, 16), ResidualUnit(16, 16)]
+        block = Own(units, HaltingHead(16, bias=0.0), mode="thresholded").eval()
+    else:
+        net, (block, _) = tp.models.build(config, "thresholded").eval(), block_of(16, 6, 6, 1)
+        change(net)
+        change(block)
+    for each, x in ((net, torch.randn(2, 3, 16, 16)), (block, torch.randn(2, 16, 6, 6))):
+        with torch.no_grad():
+            expected, _ = each(x)
+            output, _ = tp.deploy(each, x)(x)
+        assert relative(output, expected) < 1e-5
+
+
+@pytest.mark.parametrize("change", ["forward", "hook"])
+def test_changed_units_are_not_run_by_engines(change):
+    block, u = block_of(16, 6, 6, 2)
+    unit = block.steps[1]
+    if change == "hook":
+        unit.register_forward_pre_hook(lambda module, inputs: (2 * inputs[0],))
+    else:
+        inner = unit.forward
+        unit.forward = lambda u, gate=None: 2 * inner(u, gate=gate)
+    with pytest.raises(TypeError, match=r"^expected units and heads "):
+        tp.deploy(block, u)
+
+    class Around(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.block = block
+
+        def forward(self, u):
+            u, ponder = self.block(u)
+            return {"logits": u, "ponders": [ponder]}
+
+    fast = tp.deploy(Around(), u)
+    assert agree(fast, Around(), u)
+    assert "block: expected units and heads " in fast.explain()
+
+
+def test_a_mode_of_none_is_none():
+    class Passes(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.block, _ = block_of(16, 6, 6, 1)
+
+        def forward(self, u, mode=None):
+            u, ponder = self.block(u, mode=mode)
+            return {"logits": u, "ponders": [ponder]}
+
+    net, u = Passes().eval(), torch.randn(2, 16, 6, 6)
+    fast = tp.deploy(net, u)
+    assert [each.name for each in fast.report.measurements] == ["block", "all"]
+    assert agree(fast, net, u)
+
+
+def test_modules_may_have_attributes_of_any_name():
+    class Named(Mine):
+        def __init__(self):
+            super().__init__()
+            self.fixed = self.countable = False
+            self.register_buffer("_deployed", torch.zeros(4))
+
+    net = Named().eval()
+    with tp.use_mode(net, "thresholded"):
+        assert tp.count_flops(net, torch.randn(2, 3, 6, 6)).mean > 0
+
+
+def test_rows_say_what_runs_and_warnings_what_does_not(monkeypatch):
+    net, images = Mine().eval(), torch.randn(2, 3, 6, 6)
+    monkeypatch.setattr(
+        standing_in,
+        "interleaved",
+        lambda ways, **_: {name: 2.0 if name.startswith("blocks") else 1.0 for name in ways},
+    )
+    with pytest.warns(
+        UserWarning, match=r"^expected engines that can run it, got native: the dense engine runs\."
+    ):
+        fast = tp.deploy(net, images, engines=["native"])
+    assert {each.engine for each in fast.report.measurements} == {"dense"}
+    assert "thinks: native: expected residual units or bottlenecks, got other steps" in fast.explain()
+
+
+def test_act_in_which_examples_leave_is_no_reason_to_warn():
+    block = tp.AdaptiveBlock(Rotate(6), nn.Linear(6, 1), max_steps=3, mode="act")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        tp.deploy(block, torch.randn(4, 6))
+
+
+def test_flops_promise_nothing_of_steps_that_nobody_can_leave():
+    block = tp.AdaptiveBlock(Attends(), nn.Linear(6, 1), max_steps=3, mode="thresholded")
+    fast = tp.deploy(block, torch.randn(4, 7, 6))
+    assert all(each.flops_speedup != each.flops_speedup for each in fast.report.measurements)  # NaN
+    assert "nan" not in fast.explain()
+
+
+def test_steps_without_products_have_no_flops_to_promise():
+    block = tp.AdaptiveBlock(torch.tanh, lambda u: u[:, :1], max_steps=3, mode="thresholded")
+    assert "inf" not in tp.deploy(block, torch.randn(4, 6)).explain()
+
+
 def test_recurrent_layers_beside_blocks_run_as_they_are():
     class Both(nn.Module):
         def __init__(self):
@@ -490,12 +864,15 @@ def test_recurrent_layers_beside_blocks_run_as_they_are():
 
 def test_networks_whose_flops_cannot_be_counted_deploy_all_the_same():
     class Repeats(nn.Module):
+        """Once more, if anyone has halted at once."""
+
         def __init__(self):
             super().__init__()
             self.block, _ = block_of(16, 6, 6, 1)
 
         def forward(self, u):
-            for _ in u:
+            u, ponder = self.block(u)
+            if (ponder.steps == 1).any():
                 u, ponder = self.block(u)
             return {"logits": u.mean((2, 3)), "ponders": [ponder]}
 
@@ -506,13 +883,31 @@ def test_networks_whose_flops_cannot_be_counted_deploy_all_the_same():
     assert "nan" not in fast.explain()
 
 
+def deployed():
+    return nn.Sequential(tp.deploy(Mine(), torch.zeros(2, 3, 6, 6)))
+
+
+class Locked(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.lock = threading.Lock()
+        self.block = tp.AdaptiveBlock(Rotate(4), nn.Linear(4, 1), max_steps=3)
+
+
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
         (lambda: tp.deploy(nn.Linear(2, 2), torch.zeros(1, 2)), TypeError, "got Linear without any$"),
         (lambda: tp.deploy(Mine(), torch.zeros(0, 3, 6, 6)), ValueError, "at least one input, got none$"),
         (lambda: tp.deploy(Mine(), NO_TENSOR), TypeError, "first dimension is the batch, got str$"),
-        (lambda: tp.deploy(Mine().looks, (torch.zeros(1),)), TypeError, "a tensor of maps .* got tuple$"),
+        (lambda: tp.deploy(Mine().looks, (torch.zeros(1), 2)), TypeError, "a tensor of maps .* got tuple$"),
+        (lambda: tp.deploy(NO_MODULE, torch.zeros(1)), TypeError, "^expected an nn.Module, got a builtin"),
+        (lambda: tp.deploy(deployed(), torch.zeros(2, 3, 6, 6)), TypeError, "^expected a model, got what is"),
+        (
+            lambda: tp.deploy(Locked(), torch.zeros(2, 4)),
+            TypeError,
+            "^expected a network that can be copied",
+        ),
     ],
 )
 def test_what_cannot_be_is_refused_in_a_line(call, error, message):

@@ -1,5 +1,6 @@
 """Whether the steps of somebody's block treat examples, or positions, one by one, so that some may leave."""
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -8,57 +9,140 @@ from torch import Tensor
 from torchpact import _state
 from torchpact._state import State
 from torchpact.block import AdaptiveBlock
+from torchpact.calls import Never
 from torchpact.engines.compact import CompactBlock, belongs, flat, rows_for
 from torchpact.engines.folding import Unsupported
-from torchpact.metering import Never
+
+
+class Compacted(CompactBlock):
+    """A block that examples leave, or positions, of which it was seen that this makes no difference.
+
+    That holds for calls like the one it was tried on, which ``knows`` tells: what of the context belongs to
+    examples is fixed, and all else keeps its shape.
+    """
+
+    def __init__(self, block: AdaptiveBlock, u: State, context: tuple[Any, ...], positions: bool) -> None:
+        shape = _state.parts(u)[0].shape[: -1 if positions else 1]
+        super().__init__(block, positions, belongs(context, shape))
+        self.dimensions, self.kinds = _state.parts(u)[0].dim(), _kinds((u, context), shape)
+
+    def knows(self, u: State, *context: Any) -> bool:
+        """Whether a call is such as was tried."""
+        first = _state.parts(u)[0]
+        shape = first.shape[: -1 if self.positions else 1]
+        return first.dim() == self.dimensions and _matches(self.kinds, (u, context), shape)
 
 
 @torch.no_grad()
-def compacted(block: AdaptiveBlock, u: State, *context: Any) -> CompactBlock:
+def compacted(block: AdaptiveBlock, u: State, *context: Any) -> Compacted:
     """Return a block that halted examples leave, or positions, if that is seen to make no difference.
 
-    Every second one is run without the others, through all steps. What of the context belongs to examples is
-    seen here, too, once and for all.
+    Some of them, and one, are run without the others, through all steps: as they are, and with noise, for
+    what is alike does not tell.
 
     >>> block = tp.AdaptiveBlock(nn.Tanh(), nn.Linear(8, 1), max_steps=4, mode="thresholded")
     >>> compacted(block, torch.randn(5, 7, 8)).positions
     True
-    >>> compacted(tp.AdaptiveBlock(lambda u: u - u.mean(0), nn.Linear(8, 1), max_steps=4), torch.randn(5, 8))
+    >>> compacted(tp.AdaptiveBlock(lambda u: u - u.mean(0), nn.Linear(8, 1), max_steps=4), torch.zeros(5, 8))
     Traceback (most recent call last):
         ...
     torchpact.engines.folding.Unsupported: compact: expected steps and heads that treat examples one by one
     """
-    output, ponder = block(u, *context, mode=Never())
+    first = _state.parts(u)[0]
+    _, ponder = block(u, *context, mode=Never())
     decisions = ponder.steps.shape
-    positions = decisions != _state.per_example(ponder.steps)
-    shape = _state.parts(u)[0].shape[: -1 if positions else 1]
-    if positions and decisions != (*shape, 1):
-        raise Unsupported(
-            f"compact: expected a decision an example, or for each of {tuple(shape)}; got {tuple(decisions)}"
-        )
+    positions = decisions[1:].numel() > 1
+    shape = first.shape[: -1 if positions else 1]
+    if decisions[0] != len(first) or (positions and decisions != (*shape, 1)):
+        what = f"a decision an example, or for each of {tuple(shape)}; got {tuple(decisions)}"
+        if len(decisions) == 4 and decisions[1] == 1:
+            what = "decisions for examples, or units of torchpact.models; got some for pixels of other steps"
+        raise Unsupported(f"compact: expected {what}")
     if shape.numel() < 2:
-        raise Unsupported("compact: expected two examples, to see whether steps treat them one by one")
+        raise Unsupported("compact: expected two examples or more: of one, nothing can be seen to leave")
+    draw = torch.Generator().manual_seed(0)
+    for given in (u, _noisy(u, draw)):
+        if not _runs_apart(block, given, context, shape, draw):
+            what = "positions" if positions else "examples"
+            raise Unsupported(f"compact: expected steps and heads that treat {what} one by one")
+    return Compacted(block, u, context, positions)
+
+
+def _noisy(u: State, draw: torch.Generator) -> State:
+    """Return a state with as much noise as it has differences, or some."""
+
+    def with_noise(part: Tensor) -> Tensor:
+        if not part.is_floating_point():
+            return part
+        size = part.float().std() if part.numel() > 1 else part.new_zeros(())
+        noise = torch.randn(part.shape, generator=draw).to(part)
+        return part + noise * torch.where(size > 0, size, 1.0).to(part)
+
+    return _state.map_state(with_noise, u)
+
+
+def _runs_apart(
+    block: AdaptiveBlock, u: State, context: tuple[Any, ...], shape: torch.Size, draw: torch.Generator
+) -> bool:
+    """Whether some of the positions of this shape, and one, come out as they do beside the others."""
+    output, ponder = block(u, *context, mode=Never())
     theirs = belongs((u, context), shape)
-    keep = torch.arange(0, shape.numel(), 2, device=ponder.steps.device)
-    own, others = rows_for(flat((u, context), theirs, len(shape)), theirs, keep)
-    try:
-        some, seen = block(own, *others, mode=Never())
-    except Exception as error:  # whatever somebody's step makes of it
-        why = f"{type(error).__name__}: {' '.join(str(error).split())}"
-        raise Unsupported(f"compact: expected steps that can run fewer examples, got {why}") from error
-    expected = [part.flatten(0, len(shape) - 1)[keep] for part in _state.parts(output)]
-    found = [*_state.parts(some), seen.probs.flatten(1)]
-    if not all(map(_close, found, [*expected, ponder.probs.flatten(1)[:, keep]])):
-        what = "positions" if positions else "examples"
-        raise Unsupported(f"compact: expected steps and heads that treat {what} one by one")
-    return CompactBlock(block, positions, theirs[1])
+    whole = flat((u, context), theirs, len(shape))
+    expected = [part.flatten(0, len(shape) - 1) for part in _state.parts(output)]
+    probs = ponder.probs.flatten(1).T
+    # an odd number of them, here and there, so that pairs and halves of the batch are torn apart; and not the
+    # first, by which something that all share could be told
+    order = 1 + torch.randperm(shape.numel() - 1, generator=draw).to(probs.device)
+    for keep in (order[: len(order) // 2 | 1].sort().values, order[:1]):
+        own, others = rows_for(whole, theirs, keep)
+        try:
+            some, seen = block(own, *others, mode=Never())
+        except Exception as error:  # whatever somebody's step makes of it
+            why = f"{type(error).__name__}: {' '.join(str(error).split())}"
+            raise Unsupported(f"compact: expected steps that can run fewer examples, got {why}") from error
+        found = [*_state.parts(some), seen.probs.flatten(1).T]
+        if not all(_close(*pair, keep) for pair in zip(found, [*expected, probs], strict=True)):
+            return False
+    return True
 
 
-def _close(one: Tensor, other: Tensor) -> bool:
-    """Whether two results differ by rounding at most; some of a step may be infinite, or not a number."""
-    if one.shape != other.shape:
+def _close(some: Tensor, everyone: Tensor, keep: Tensor) -> bool:
+    """Whether rows differ by rounding at most, for each feature; some may be infinite, or not a number."""
+    other = everyone[keep]
+    if some.shape != other.shape:
         return False
-    bound = 1e-3 if torch.finfo(other.dtype).bits >= 32 else 3e-2
-    sizes = other[other.isfinite()].double()
-    least = bound * float(sizes.square().mean().sqrt()) if len(sizes) else 0.0
-    return torch.allclose(one, other, rtol=bound, atol=least, equal_nan=True)
+    if not other.is_floating_point():
+        return torch.equal(some, other)
+    bound = 1e-3 if torch.finfo(other.dtype).bits >= 32 else 2e-2
+    sizes = everyone.double().nan_to_num(0, 0, 0).square()
+    least = bound * (sizes.mean(0) + 1e-12 * sizes.mean()).sqrt()
+    near = (some.double() - other.double()).abs() <= bound * other.double().abs() + least
+    same = (some == other) | (some.isnan() & other.isnan())
+    return bool((near | same).all())
+
+
+@dataclass(frozen=True)
+class _Shared:
+    """A tensor of this shape, which all examples share."""
+
+    shape: torch.Size
+
+
+def _kinds(value: Any, shape: torch.Size) -> Any:
+    """Return what a value is: an example's (True), shared, or of some type; of a tuple, for every part."""
+    if isinstance(value, tuple):
+        return tuple(_kinds(part, shape) for part in value)
+    if not isinstance(value, Tensor):
+        return type(value)
+    return True if belongs(value, shape) else _Shared(value.shape)
+
+
+def _matches(kinds: Any, value: Any, shape: torch.Size) -> bool:
+    if isinstance(kinds, tuple):
+        fits = isinstance(value, tuple) and len(value) == len(kinds)
+        return fits and all(_matches(kind, part, shape) for kind, part in zip(kinds, value, strict=True))
+    if kinds is True:
+        return isinstance(value, Tensor) and value.shape[: len(shape)] == shape
+    if isinstance(kinds, _Shared):
+        return isinstance(value, Tensor) and value.shape == kinds.shape
+    return type(value) is kinds

@@ -38,6 +38,16 @@ def check_block(block: AdaptiveBlock) -> None:
     check_layers(block)
 
 
+def is_changed(block: AdaptiveBlock) -> bool:
+    """Whether a block does something else than adaptive blocks do."""
+    return type(block).forward is not AdaptiveBlock.forward or "forward" in vars(block)
+
+
+def is_watched(*modules: nn.Module) -> bool:
+    """Whether any has hooks, which see what it is given, or change what it gives."""
+    return any(module._forward_hooks or module._forward_pre_hooks for module in modules)
+
+
 def check_layers(block: Any) -> None:
     """Refuse a block, adaptive or plain, whose units or heads are not as their classes make them."""
     first, heads = block.steps[0], [*getattr(block, "halting", ())]
@@ -52,8 +62,11 @@ def check_layers(block: Any) -> None:
             )
     if heads:
         _check_heads(heads, channels)
-    if any(module._forward_hooks for module in block.modules() if module is not block):
+    below = [module for module in block.modules() if module is not block]
+    if is_watched(*below):
         raise TypeError("expected units and heads without forward hooks, which engines would not run")
+    if any("forward" in vars(module) for module in below):
+        raise TypeError("expected units and heads as their classes are, got one with a forward of its own")
 
 
 def _names(kinds: set[type]) -> str:

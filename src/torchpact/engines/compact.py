@@ -36,7 +36,7 @@ class CompactBlock(nn.Module):
     """
 
     waits = True  # to know who is left
-    countable = False
+    _countable = False
 
     def __init__(self, block: AdaptiveBlock, positions: bool = False, theirs: Any = None) -> None:
         super().__init__()
@@ -79,7 +79,8 @@ class CompactBlock(nn.Module):
             weight, remaining = mode.halt(remaining, logits)
             if not mode.hard:
                 _add(output, rows, u, weight)
-            goes_on = (mode.gate(remaining) > 0).flatten()
+            gate = mode.gate(remaining)
+            goes_on = (gate > 0).flatten()
             stay = goes_on.nonzero().squeeze(1)
             if len(stay) < len(rows):
                 gone = (~goes_on).nonzero().squeeze(1)
@@ -87,11 +88,11 @@ class CompactBlock(nn.Module):
                 steps[left] = step
                 if mode.hard:
                     _put(output, left, _rows_of(u, gone))
-                rows, remaining, u = rows[stay], remaining[stay], _rows_of(u, stay)
+                rows, remaining, gate, u = rows[stay], remaining[stay], gate[stay], _rows_of(u, stay)
                 context = rows_for(context, theirs, stay)
             if not len(rows):
                 break
-            u = block._advance(step, u, None, context, freeze=False)
+            u = block._advance(step, u, gate, context, freeze=False)
         if mode.hard:
             _put(output, rows, u)
         else:
@@ -106,7 +107,8 @@ def belongs(value: Any, shape: torch.Size) -> Any:
     """Return whether a value begins with the dimensions of the examples; of a tuple, for every part of it."""
     if isinstance(value, tuple):
         return tuple(belongs(part, shape) for part in value)
-    return isinstance(value, Tensor) and value.shape[: len(shape)] == shape
+    ours = isinstance(value, Tensor) and not isinstance(value, nn.Parameter)  # those are for all
+    return ours and value.shape[: len(shape)] == shape
 
 
 def rows_for(value: Any, theirs: Any, keep: Tensor) -> Any:

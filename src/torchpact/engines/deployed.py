@@ -102,7 +102,7 @@ class Fixed(nn.Module):
     """What runs without gradients on one device, in one precision, and stays as it is."""
 
     takes, kind = "images", "network"
-    fixed, countable = True, False
+    _deployed, _countable = True, False
     network: Any
 
     def __init__(self, network: Callable[..., Any], like: Tensor) -> None:
@@ -205,7 +205,7 @@ class DeployedBlock(Fixed):
             warnings.warn(
                 "expected maps that need no gradients, which end at a deployed block: call it within "
                 "torch.no_grad(), and train the block that it was made of",
-                stacklevel=3,
+                stacklevel=4,
             )
         output, (ponder,) = self._called(u)
         return output, ponder

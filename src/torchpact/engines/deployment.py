@@ -9,8 +9,9 @@ from typing import Any, overload
 from torch import Tensor, nn
 
 from torchpact.block import AdaptiveBlock, Ponder
+from torchpact.calls import arguments, leading
 from torchpact.engines import dense
-from torchpact.engines.checking import check_layers
+from torchpact.engines.checking import check_layers, is_changed, is_watched
 from torchpact.engines.choosing import (
     Choice,
     as_called,
@@ -39,14 +40,13 @@ from torchpact.engines.registry import (
 from torchpact.engines.report import Measurement, Report
 from torchpact.engines.timing import Others, interleaved
 from torchpact.flops import flops_from_ponders, uncompiled
-from torchpact.metering import leading
 from torchpact.models.resnet import ResNet
 from torchpact.modes import Mode, as_mode
 from torchpact.unit_flops import plain_flops
 
 
 @overload
-def deploy(  # type: ignore[overload-overlap]  # it is a module, too
+def deploy(
     model: ResNet,
     example: Tensor,
     *,
@@ -57,9 +57,9 @@ def deploy(  # type: ignore[overload-overlap]  # it is a module, too
 
 
 @overload
-def deploy(  # type: ignore[overload-overlap]  # likewise
+def deploy(
     model: AdaptiveBlock,
-    example: Tensor | tuple[Any, ...],
+    example: Any,
     *,
     mode: Mode | str | None = None,
     engines: Iterable[str] | None = None,
@@ -70,7 +70,7 @@ def deploy(  # type: ignore[overload-overlap]  # likewise
 @overload
 def deploy(
     model: nn.Module,
-    example: Tensor | tuple[Any, ...],
+    example: Any,
     *,
     mode: Mode | str | None = None,
     engines: Iterable[str] | None = None,
@@ -80,7 +80,7 @@ def deploy(
 
 def deploy(
     model: nn.Module,
-    example: Tensor | tuple[Any, ...],
+    example: Any,
     *,
     mode: Mode | str | None = None,
     engines: Iterable[str] | None = None,
@@ -99,11 +99,11 @@ def deploy(
     model stays as it is, and later changes of it do not reach what is deployed.
 
     A network of your own is deployed block by block, and called as it is: a copy of it runs, in evaluation,
-    whose adaptive blocks are skipped what can be. Blocks of :class:`~torchpact.models.ResidualUnit` or
+    whose adaptive blocks skip what they can. Blocks of :class:`~torchpact.models.ResidualUnit` or
     :class:`~torchpact.models.Bottleneck`, with heads of :class:`~torchpact.models.HaltingHead`, run by the
     engines; from others, examples that have halted leave the batch, or positions, if steps treat them one by
-    one; else they run as they are. ``example`` is what it is called with, a tensor or a tuple of arguments.
-    A block by itself can be deployed, too: it takes and gives what the block does.
+    one; else they run as they are. ``example`` is what it is called with, a tuple being several arguments;
+    the first dimension of the first tensor is the batch. A block can be deployed by itself, too.
 
     >>> model = tp.models.psact_resnet32(mode="thresholded", halting_bias=0.0).eval()
     >>> images = torch.randn(2, 3, 32, 32)
@@ -114,40 +114,49 @@ def deploy(
     >>> print(fast.explain())
     block  output    engine ...
     """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"expected an nn.Module, got a {type(model).__name__}")
     net = uncompiled(model)
     mode = None if mode is None else as_mode(mode)
-    takes = _takes(net)
-    if takes and not isinstance(example, Tensor):
+    inputs, takes = arguments(example), _takes(net)
+    if takes and not (len(inputs) == 1 and isinstance(inputs[0], Tensor)):
         raise TypeError(f"expected a tensor of {takes} as the example, got {type(example).__name__}")
-    inputs = example if isinstance(example, tuple) else (example,)
     device = leading(inputs).device.type
-    known = ENGINES | (NETWORK_ENGINES if isinstance(net, ResNet) else STEP_ENGINES)
+    known = ENGINES | (NETWORK_ENGINES if takes == "images" else STEP_ENGINES)
     names, others = names_among(known, engines, device), Others()
     fast: Deployed | DeployedBlock | DeployedNetwork
-    if isinstance(net, ResNet):
+    if isinstance(net, ResNet) and takes:
         fast = _deploy_resnet(net, inputs[0], mode, names, details)
     elif isinstance(net, AdaptiveBlock) and takes:
         fast = deploy_block(net, inputs[0], mode, names, details)
     else:
         fast = deploy_network(net, inputs, mode, names, details)
-    if {each.engine for each in fast.report.measurements} <= {"dense", "blocks"}:
-        modes = [mode or each.mode for each in net.modules() if isinstance(each, AdaptiveBlock)]
-        _warn_of_dense(modes, names, fast.report.notes)
+    modes = [mode or each.mode for each in net.modules() if isinstance(each, AdaptiveBlock)]
+    _warn_of_dense(fast.report, modes, names)
     fast.report = replace(fast.report, busy=device == "cpu" and others.in_the_way())
     return fast
 
 
 def _takes(net: nn.Module) -> str | None:
-    """Return what a network or block that engines know is called with."""
-    if isinstance(net, ResNet):
+    """Return what a network or block that engines know is called with; None if they do not know it."""
+    if (
+        type(net) is ResNet
+        and "forward" not in vars(net)
+        and not is_watched(net, *net.children(), *net.blocks)
+    ):
         return "images"
-    return "maps" if isinstance(net, AdaptiveBlock) and of_units(net) else None
+    ours = isinstance(net, AdaptiveBlock) and of_units(net) and not is_changed(net) and not is_watched(net)
+    return "maps" if ours else None
 
 
-def _warn_of_dense(modes: Sequence[Mode], names: Sequence[str], notes: Iterable[str]) -> None:
+def _warn_of_dense(report: Report, modes: Sequence[Mode], names: Sequence[str]) -> None:
     """Warn of the dense engine if nobody asked for it, or if a soft mode leaves no other."""
+    *_, whole = report.measurements
+    if whole.engine != "dense" and not {each.engine for each in report.measurements} <= {"dense", "blocks"}:
+        return
+    tried = {name for each in report.measurements for name in each.seconds} - {"dense", "blocks", "plain"}
     soft = [mode for mode in modes if not mode.hard]
-    if soft:
+    if soft and not tried:
         warnings.warn(
             f"expected a hard mode, in which halted work can be skipped, got {soft[0]}: the dense engine "
             'runs. deploy(model, example, mode="thresholded") skips',
@@ -156,7 +165,7 @@ def _warn_of_dense(modes: Sequence[Mode], names: Sequence[str], notes: Iterable[
     elif "dense" not in names:
         warnings.warn(
             f"expected engines that can run it, got {', '.join(names) or 'none'}: the dense engine "
-            f"runs. {'; '.join(notes)}",
+            f"runs. {'; '.join(report.notes)}",
             stacklevel=3,
         )
 

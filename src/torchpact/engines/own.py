@@ -1,17 +1,22 @@
 """Networks of one's own: a copy runs, and what engines make of its blocks stands in for them."""
 
-import copy
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 from torch import nn
 
 from torchpact._state import parts
 from torchpact.block import AdaptiveBlock
+from torchpact.calls import Call, Inputs, adaptive_parts, leading, recorded
+from torchpact.engines.checking import is_changed
 from torchpact.engines.choosing import deploy_block, running, sizes_of
+from torchpact.engines.copying import copied, kept
 from torchpact.engines.deployed import Fixed
+from torchpact.engines.folding import Unsupported
 from torchpact.engines.registry import STEP_ENGINES, Notes, built
 from torchpact.engines.report import Measurement, Report
 from torchpact.engines.standing_in import (
@@ -24,7 +29,7 @@ from torchpact.engines.standing_in import (
     with_channels_last,
 )
 from torchpact.engines.timing import interleaved
-from torchpact.metering import Call, Inputs, Spent, adaptive_parts, leading, metered, recorded
+from torchpact.metering import Spent, metered
 from torchpact.models.units import Bottleneck, ResidualUnit
 from torchpact.modes import Mode
 
@@ -49,80 +54,60 @@ class DeployedNetwork(Fixed):
 
 def of_units(block: AdaptiveBlock) -> bool:
     """Whether the steps of a block are residual units, as engines know them."""
-    return any(type(step) in (ResidualUnit, Bottleneck) for step in block.steps)
+    return any(isinstance(step, ResidualUnit | Bottleneck) for step in block.steps)
 
 
 def deploy_network(
     net: nn.Module, inputs: Inputs, mode: Mode | None, names: Sequence[str], details: bool | None
 ) -> DeployedNetwork:
-    """Return a network whose blocks run by the fastest of these engines, or as they are."""
-    own = _copied(net, mode, details)
+    """Return a network whose blocks run by the fastest of these engines, or as they are.
+
+    What cannot be tried is noted, and the block runs as it is: a network that runs deploys.
+    """
+    if not len(leading(inputs)):
+        raise ValueError("expected an example of at least one input, got none")
+    own = copied(net, mode, details)
     found = adaptive_parts(own)
     blocks = {name: part for name, part in found.items() if isinstance(part, AdaptiveBlock)}
     if not blocks:
         _refuse(net, bool(found))
-    if not len(leading(inputs)):
-        raise ValueError("expected an example of at least one input, got none")
     notes: Notes = {
         f"{name}: leaves halted sequences out by itself": None for name in found if name not in blocks
     }
     fast = DeployedNetwork(own, inputs)
     rows = []
     stand_ins: dict[AdaptiveBlock, StandIn] = {}
-    with running(leading(inputs)):
-        spent, rest = _counted(own, inputs, notes)
+    with running(leading(inputs)), kept(own):
         with recorded(blocks, keep=True) as calls:
             own(*inputs)
-        plain = {block: Plain(block, calls[name]) for name, block in blocks.items() if calls[name]}
+        spent, rest = _counted(own, inputs, notes)
+        plain = {b: Plain(b, calls[name]) for name, b in blocks.items() if calls[name] and not is_changed(b)}
         for name, block in blocks.items():
             reason = _why_as_it_is(block, calls[name])
-            if reason is not None:
-                notes[_with_name(name, reason)] = None
+            choice = None if reason else _choose(block, calls[name][0], names, name, notes)
+            if choice is None:
+                if reason:
+                    notes[_with_name(name, reason)] = None
                 continue
-            row, run = _choose(block, calls[name][0], names, name, notes)
-            rows.append(_with_flops(row, spent[name], name))
-            if run is not None:
-                stand_ins[block] = StandIn(block, run)
+            rows.append(choice.measurement(name, spent[name]))
+            if choice.run is not None:
+                stand_ins[block] = StandIn(block, choice.run)
         calls.clear()
-        ways = {"dense": Rebuilt(own, inputs, {}), "plain": Rebuilt(own, inputs, plain)}
-        if stand_ins:
-            ways["blocks"] = Rebuilt(own, inputs, stand_ins)
-        by_layout = seconds_of(ways)
+        by_layout = _as_a_whole(own, inputs, {"dense": {}, "plain": plain, "blocks": stand_ins}, notes)
     seconds = {name: min(each) for name, each in by_layout.items()}
-    best = "blocks" if stand_ins and seconds["blocks"] <= seconds["dense"] else "dense"
+    best = "blocks" if seconds.get("blocks", math.inf) <= seconds["dense"] else "dense"
     if best == "blocks":
         put_in(stand_ins)
-    elif stand_ins:
+    elif "blocks" in seconds:
         notes["as a whole, the network is fastest as it is: no engine runs"] = None
+        rows = [replace(row, engine="dense") for row in rows]
     fast.channels_last = by_layout[best].index(seconds[best]) > 0
-    if fast.channels_last:
-        own.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    rows.append(_total(best, seconds, spent, rest, [*blocks]))
+    rows.append(_total(best, seconds, spent, rest, [*blocks], any(math.isnan(row.flops) for row in rows)))
     fast.report = Report(len(leading(inputs)), rows, [*notes], "examples")
     return fast
 
 
-def _total(
-    best: str, seconds: dict[str, float], spent: dict[str, Spent], rest: float, blocks: Sequence[str]
-) -> Measurement:
-    """Return what was measured of the network."""
-    flops = sum(float(each.flops.double().mean()) for each in spent.values())
-    active = sum(spent[name].active for name in blocks) / len(blocks)
-    plain = sum(each.plain for each in spent.values())
-    return Measurement("all", "", best, active, seconds, flops + rest, plain + rest)
-
-
-def _counted(own: nn.Module, inputs: Inputs, notes: Notes) -> tuple[dict[str, Spent], float]:
-    """Count FLOPs; where they cannot be counted, nothing is known of them, and all else goes on."""
-    try:
-        return metered(own, inputs)
-    except Exception as error:  # whatever somebody's network makes of a single example
-        notes[f"FLOPs are not counted: {' '.join(str(error).split())}"] = None
-        nan = Spent(torch.full((1,), torch.nan), torch.nan, torch.nan)
-        return dict.fromkeys(adaptive_parts(own), nan), torch.nan
-
-
-def _refuse(net: nn.Module, recurrent: bool) -> None:
+def _refuse(net: nn.Module, recurrent: bool) -> NoReturn:
     got = type(net).__name__
     if recurrent:
         raise TypeError(
@@ -132,58 +117,136 @@ def _refuse(net: nn.Module, recurrent: bool) -> None:
     raise TypeError(f"expected a network with adaptive blocks, got {got} without any")
 
 
-def _copied(net: nn.Module, mode: Mode | None, details: bool | None) -> nn.Module:
-    """Return a copy in evaluation, and in a mode; modes stay the same objects, for generators are theirs."""
-    blocks = [module for module in net.modules() if isinstance(module, AdaptiveBlock)]
-    own = copy.deepcopy(net, {id(block.mode): block.mode for block in blocks}).eval()
-    for block in (module for module in own.modules() if isinstance(module, AdaptiveBlock)):
-        block.mode, block.details = mode or block.mode, block.details if details is None else details
-    return own.requires_grad_(False)
+def _counted(own: nn.Module, inputs: Inputs, notes: Notes) -> tuple[dict[str, Spent], float]:
+    """Count FLOPs; where they cannot be counted, nothing is known of them, and all else goes on."""
+    try:
+        return metered(own, inputs)
+    except Exception as error:  # whatever somebody's network makes of a run in which nobody halts
+        notes[f"FLOPs are not counted: {_line(error)}"] = None
+        nan = Spent(torch.full((1,), torch.nan), torch.nan, torch.nan)
+        return dict.fromkeys(adaptive_parts(own), nan), torch.nan
 
 
 def _why_as_it_is(block: AdaptiveBlock, calls: Sequence[Call]) -> str | None:
     """Return why a block stays as it is, whatever its steps are like."""
-    if type(block).forward is not AdaptiveBlock.forward:
+    if is_changed(block):
         return f"{type(block).__name__} has a forward of its own, which engines do not know"
     if not calls:
         return "the example does not come to it"
-    if any(call.options for call in calls):
-        return f"called with {', '.join(calls[0].options)}, which is not fixed"
+    told = {name for call in calls for name in call.options}
+    if told:
+        return f"called with {', '.join(sorted(told))}, which is not fixed"
     if not block.mode.leaves:
         return f"nothing can be skipped in the mode {block.mode}"
     return None
 
 
+class _Choice(NamedTuple):
+    """What was found for a block."""
+
+    engine: str
+    seconds: Mapping[str, float]
+    output: str
+    run: Forward | None
+    """If not the block itself."""
+    skips: bool = True
+    """Whether there is an engine that could."""
+
+    def measurement(self, name: str, spent: Spent) -> Measurement:
+        """Return the row of the table."""
+        flops = float(spent.flops.double().mean()) if self.skips else math.nan  # a promise that no one keeps
+        return Measurement(
+            name or "1", self.output, self.engine, spent.active, self.seconds, flops, spent.plain
+        )
+
+
 def _choose(
     block: AdaptiveBlock, call: Call, names: Sequence[str], name: str, notes: Notes
-) -> tuple[Measurement, Forward | None]:
-    """Return what was measured of a block on what it was given, and what runs it then, if not itself."""
+) -> _Choice | None:
+    """Return what runs a block fastest on what it was given; None if there was nothing to choose from."""
     output = sizes_of(parts(call.output[0])[0].shape)
     if of_units(block) and len(call.inputs) == 1:
         try:
             fast = deploy_block(block, call.inputs[0], None, names, None)
         except (TypeError, ValueError) as reason:  # changed units, or others among them
-            notes[_with_name(name, str(reason))] = None
+            notes[_with_name(name, _line(reason))] = None
         else:
             [row] = fast.report.measurements
             notes.update({_with_name(name, note): None for note in fast.report.notes})
-            return row, fast
-    makers = {n: partial(make, block, *call.inputs) for n, make in STEP_ENGINES.items() if n in names}
+            return _Choice(row.engine, row.seconds, output, fast)
+    makers = {n: partial(_made, n, block, call.inputs) for n in STEP_ENGINES if n in names}
     refused: Notes = {}
-    ways: dict[str, Forward] = {"dense": block} | built(makers, refused)
+    if not makers and "dense" not in names:
+        refused[f"{', '.join(names)}: expected residual units or bottlenecks, got other steps"] = None
+    ways: dict[str, Forward] = built(makers, refused)
     notes.update({_with_name(name, note): None for note in refused})
-    timed: dict[str, Forward] = ways | {"plain": Plain(block, [call])}
-    seconds = interleaved({each: partial(way, *call.inputs) for each, way in timed.items()})
-    among = [each for each in ways if each in names] or ["dense"]
+    timed: dict[str, Forward] = {"dense": block} | ways | {"plain": Plain(block, [call])}
+    calls = {each: partial(way, *call.inputs) for each, way in timed.items()}
+    runs = {each: run for each, run in calls.items() if _works(run, _with_name(name, each), notes)}
+    if "dense" not in runs:
+        return None
+    seconds = interleaved(runs)
+    among = [each for each in seconds if each in names and each != "plain"] or ["dense"]
     best = min(among, key=seconds.__getitem__)
-    row = Measurement(name, output, best, 0.0, seconds, 1.0, 1.0)
-    return row, ways[best] if best != "dense" else None
+    return _Choice(best, seconds, output, ways.get(best), bool(ways))
 
 
-def _with_flops(row: Measurement, spent: Spent, name: str) -> Measurement:
-    flops = float(spent.flops.double().mean())
-    return Measurement(name or "1", row.output, row.engine, spent.active, row.seconds, flops, spent.plain)
+def _made(engine: str, block: AdaptiveBlock, inputs: Inputs) -> Forward:
+    """Return what an engine makes of a block; it may fail in any way that somebody's steps do."""
+    try:
+        return STEP_ENGINES[engine](block, *inputs)
+    except Unsupported:
+        raise
+    except Exception as error:
+        raise Unsupported(f"{engine}: {_line(error)}") from error
+
+
+def _works(run: Callable[[], object], name: str, notes: Notes) -> bool:
+    """Whether it runs, as it stands outside of its network; if not, why is noted."""
+    try:
+        run()
+    except Exception as error:  # of autocast around it, say, or of states that nobody reaches
+        notes[f"{name}: {_line(error)}"] = None
+        return False
+    return True
+
+
+def _as_a_whole(
+    own: nn.Module, inputs: Inputs, ways: Mapping[str, Mapping[AdaptiveBlock, Any]], notes: Notes
+) -> dict[str, list[float]]:
+    """Return the seconds of ways to run the blocks, for each layout of the inputs; it runs as it is."""
+    rebuilt: dict[str, Rebuilt] = {}
+    for name, stand_ins in ways.items():
+        if not stand_ins and name == "blocks":
+            continue
+        try:
+            rebuilt[name] = Rebuilt(own, inputs, stand_ins)
+        except Exception as error:
+            if name == "dense":
+                raise
+            notes[f"{name}: {_line(error)}"] = None
+    return seconds_of(rebuilt)
+
+
+def _total(
+    best: str,
+    seconds: dict[str, float],
+    spent: dict[str, Spent],
+    rest: float,
+    blocks: Sequence[str],
+    unknown: bool,
+) -> Measurement:
+    """Return what was measured of the network."""
+    flops = math.nan if unknown else sum(float(each.flops.double().mean()) for each in spent.values())
+    active = sum(spent[name].active for name in blocks) / len(blocks)
+    plain = sum(each.plain for each in spent.values())
+    return Measurement("all", "", best, active, seconds, flops + rest, plain + rest)
 
 
 def _with_name(name: str, note: str) -> str:
     return f"{name}: {note}" if name else note
+
+
+def _line(error: BaseException) -> str:
+    """Return what an error says, in a line."""
+    return " ".join(str(error).split()) or type(error).__name__

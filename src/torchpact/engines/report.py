@@ -27,13 +27,13 @@ class Measurement:
 
     @property
     def speedup(self) -> float:
-        """How many times as fast as the plain block."""
-        return self.seconds["plain"] / self.seconds[self.engine]
+        """How many times as fast as the plain block; NaN if that could not be measured."""
+        return self.seconds.get("plain", math.nan) / self.seconds.get(self.engine, math.nan)
 
     @property
     def flops_speedup(self) -> float:
-        """The same, were FLOPs all that counts."""
-        return self.plain_flops / self.flops
+        """The same, were FLOPs all that counts; NaN if there are none."""
+        return self.plain_flops / self.flops if self.flops and self.plain_flops else math.nan
 
 
 @dataclass(frozen=True)
@@ -54,10 +54,12 @@ class Report:
         widths = [max(len(row[i]) for row in rows) for i in range(len(head))]
         lines = ["  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in rows]
         busy = ", while other programs kept the cores busy" if self.busy else ""
+        what = self.what[:-1] if self.batch == 1 else self.what
         lines.append(
-            f"Medians on {self.batch} {self.what}, without gradients{busy}; "
-            "“plain” is the same without decisions."
+            f"Medians on {self.batch} {what}, without gradients{busy}; “plain” is the same without decisions."
         )
+        if self.measurements[-1].speedup < 0.97:
+            lines.append("Slower than without decisions: too little is skipped for what deciding costs.")
         return "\n".join([*lines, *self.notes])
 
 
@@ -68,10 +70,14 @@ def _cells(each: Measurement) -> tuple[str, ...]:
         each.output,
         each.engine,
         "" if math.isnan(each.active) else f"{each.active:.0%}",
-        f"{each.speedup:.2f} ×",
-        "" if math.isnan(each.flops_speedup) else f"{each.flops_speedup:.2f} ×",
+        _times(each.speedup),
+        _times(each.flops_speedup),
         ", ".join(f"{name} {_digits(1e3 * seconds)}" for name, seconds in times),
     )
+
+
+def _times(ratio: float) -> str:
+    return "" if math.isnan(ratio) else f"{ratio:.2f} ×"
 
 
 def _digits(number: float) -> str:

@@ -9,12 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from torchpact.block import AdaptiveBlock
+from torchpact.calls import Call, Inputs
 from torchpact.engines import dense
 from torchpact.engines.checking import check_block
-from torchpact.engines.compact import CompactBlock
-from torchpact.engines.folding import FoldedBlock, Runner
+from torchpact.engines.folding import FoldedBlock, Runner, Unsupported
 from torchpact.engines.timing import interleaved
-from torchpact.metering import Call, Inputs
 
 Forward = Callable[..., Any]
 
@@ -24,14 +23,17 @@ class StandIn:
 
     def __init__(self, block: AdaptiveBlock, run: Forward) -> None:
         self.block, self.run = block, run
+        self.knows: Callable[..., bool] = getattr(run, "knows", _knows_maps)
         self.contiguous = False  # the layout of maps that it returns; else channels last
 
     def __call__(self, u: Any, *context: Any, **options: Any) -> Any:
         """Return the output, and what the block did."""
-        if options or (context and not isinstance(self.run, CompactBlock)):
-            return AdaptiveBlock.forward(self.block, u, *context, **options)
-        output, ponder = self.run(u, *context)
-        return (output.contiguous() if self.contiguous else output), ponder
+        told = any(value is not None for value in options.values())
+        if not told and self.knows(u, *context):
+            with suppress(Unsupported):
+                output, ponder = self.run(u, *context)
+                return _as_wanted(output, self.contiguous), ponder
+        return AdaptiveBlock.forward(self.block, u, *context, **options)
 
 
 class Plain:
@@ -51,10 +53,19 @@ class Plain:
         ponder = self.ponders[self.turn % len(self.ponders) - 1]
         if self.folded is not None:
             u, _ = self.folded(u.contiguous(memory_format=torch.channels_last))
-            return u.contiguous() if self.contiguous else u, ponder
+            return _as_wanted(u, self.contiguous), ponder
         for index in range(self.block.max_steps):
-            u = self.block._advance(index, u, None, context, freeze=False)
+            gate = torch.ones(ponder.steps.shape, device=ponder.steps.device) if index else None
+            u = self.block._advance(index, u, gate, context, freeze=False)
         return u, ponder
+
+
+def _knows_maps(u: Any, *context: Any) -> bool:
+    return not context
+
+
+def _as_wanted(output: Any, contiguous: bool) -> Any:
+    return output.contiguous() if contiguous and isinstance(output, Tensor) else output
 
 
 StandIns = Mapping[AdaptiveBlock, StandIn | Plain]
