@@ -85,20 +85,21 @@ def _metered_prices(
 ) -> tuple[dict[str, list[_Prices]], int]:
     """Run the network so that nobody halts, and read the counter before and after what matters."""
     prices: dict[str, list[_Prices]] = {name: [] for name in found}
-    with _every_product_seen(), FlopCounterMode(display=False) as counter, _Meters(counter, found, prices):
+    with _every_product_seen(net), FlopCounterMode(display=False) as counter, _Meters(counter, found, prices):
         net(*inputs)
     inside = sum(call.whole for calls in prices.values() for call in calls)
     return prices, int(counter.get_total_flops()) - inside
 
 
 @contextmanager
-def _every_product_seen() -> Iterator[None]:
+def _every_product_seen(net: nn.Module) -> Iterator[None]:
     """Have attention and recurrent layers run by products that torch counts, not by kernels of their own."""
     fast = torch.backends.mha.get_fastpath_enabled()
     with warnings.catch_warnings(), ExitStack() as stack:
         warnings.simplefilter("ignore")  # of settings that come with these
-        stack.enter_context(torch.backends.mkldnn.flags(enabled=False))
-        stack.enter_context(torch.backends.cudnn.flags(enabled=False))
+        if any(isinstance(module, nn.RNNBase) for module in net.modules()):
+            stack.enter_context(torch.backends.mkldnn.flags(enabled=False))
+            stack.enter_context(torch.backends.cudnn.flags(enabled=False))
         stack.enter_context(sdpa_kernel(SDPBackend.MATH))
         torch.backends.mha.set_fastpath_enabled(False)
         try:

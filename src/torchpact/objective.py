@@ -100,6 +100,8 @@ def ponder_loss(losses: Tensor, logits: Tensor, tau: float, beta: float = 0.01) 
 def _check(nll: Tensor, ponders: Any) -> tuple[Tensor, list[Ponder]]:
     if not isinstance(nll, Tensor) or nll.dim() != 1:
         given = f"shape {tuple(nll.shape)}" if isinstance(nll, Tensor) else type(nll).__name__
+        if isinstance(nll, Tensor) and nll.dim() > 1:
+            given += ": average over positions first"
         raise ValueError(f"expected one nll per example, as from reduction='none'; got {given}")
     blocks = [ponders] if isinstance(ponders, Ponder) else list(ponders)
     for ponder in blocks:

@@ -64,6 +64,9 @@ class Residual(nn.Module):
         last = u.movedim(self.features, -1)
         weights = gate.movedim(self.features, -1).expand(*last.shape[:-1], 1).reshape(-1, 1)
         rows = (weights > 0).flatten().nonzero().squeeze(1)
+        if len(rows) == len(weights):
+            everywhere: Tensor = u + self.function(u) * gate
+            return everywhere
         flat = last.reshape(-1, last.size(-1))
         picked = flat.index_select(0, rows)
         single = [1] * (u.dim() - 2)
