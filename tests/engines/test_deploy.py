@@ -11,17 +11,9 @@ import torchpact as tp
 from tests.engines.networks import lively, relative, tell_heads
 from torchpact.engines import Unsupported, deployment, registry
 from torchpact.engines.deployed import BlockByBlock, Whole
-from torchpact.engines.timing import interleaved
 from torchpact.models import resnet32
 
-
-@pytest.fixture(scope="module", autouse=True)
-def _no_patience():
-    """Measure for a moment only: what is chosen does not matter here."""
-    with pytest.MonkeyPatch.context() as patch:
-        for module in (deployment, registry):
-            patch.setattr(module, "interleaved", partial(interleaved, seconds=0, least=1))
-        yield
+pytestmark = pytest.mark.usefixtures("no_patience")
 
 
 def images_of(batch, size=16, seed=0):

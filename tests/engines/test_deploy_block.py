@@ -2,7 +2,6 @@
 
 import threading
 import warnings
-from functools import partial
 
 import pytest
 import torch
@@ -19,18 +18,12 @@ from tests.engines.networks import (
     undecided,
 )
 from torchpact.engines import registry
-from torchpact.engines.timing import interleaved
 from torchpact.models import Bottleneck, HaltingHead, ResidualUnit
 
 ENGINES = [None, "dense", "sparse", "native"]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _no_patience():
-    """Measure for a moment only: what is chosen does not matter here."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(registry, "interleaved", partial(interleaved, seconds=0, least=1))
-        yield
+pytestmark = pytest.mark.usefixtures("no_patience")
 
 
 @pytest.mark.parametrize("engine", ENGINES)
