@@ -9,14 +9,12 @@ medians are compared. ``of_theory`` is the measured speed-up over the better mas
 that FLOPs promise.
 """
 
-import argparse
-import shutil
 import statistics
 from collections.abc import Callable, Sequence
 from functools import partial
-from pathlib import Path
 
 import torch
+from options import parser_for
 from table import write_csv
 from torch import Tensor, nn
 
@@ -50,13 +48,8 @@ def evaluate(net: Callable[..., Tensor], u: Tensor, gate: Tensor) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="steps that compute open positions only")
+    parser = parser_for("steps that compute open positions only", __file__, seconds=5.0)
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--seconds", type=float, default=5.0, help="of measuring, for each row")
-    parser.add_argument(
-        "--compile", action=argparse.BooleanOptionalAction, default=shutil.which("c++") is not None
-    )
-    parser.add_argument("--out", type=Path, default=Path(__file__).with_suffix(".csv"))
     arguments = parser.parse_args()
     torch.manual_seed(0)
     rows = []

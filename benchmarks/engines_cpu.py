@@ -14,11 +14,10 @@ zoo, unless ``--networks`` names others, as for ``torchpact evaluate``.
 
 import argparse
 import itertools
-import shutil
 from collections.abc import Iterator
-from pathlib import Path
 
 import torch
+from options import parser_for
 from table import write_csv
 from torch import Tensor
 
@@ -54,17 +53,12 @@ def shown(row: Row, precision: str) -> dict[str, object]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="deployed networks on a CPU")
+    parser = parser_for("deployed networks on a CPU", __file__, seconds=15.0)
     parser.add_argument("--units", type=int, nargs="*", default=[5, 18])
     parser.add_argument("--batch", type=int, nargs="*", default=[1, 64])
     parser.add_argument("--active", type=float, nargs="*", default=[0.25, 0.5, 0.75, 1.0])
     parser.add_argument("--networks", nargs="*", default=NETWORKS)
     parser.add_argument("--precision", nargs="*", choices=PRECISIONS, default=["fp32", "bf16"])
-    parser.add_argument("--seconds", type=float, default=15.0, help="of measuring, for each row")
-    parser.add_argument(
-        "--compile", action=argparse.BooleanOptionalAction, default=shutil.which("c++") is not None
-    )
-    parser.add_argument("--out", type=Path, default=Path(__file__).with_suffix(".csv"))
     arguments = parser.parse_args()
     rows = []
     for precision, units, batch in itertools.product(arguments.precision, arguments.units, arguments.batch):

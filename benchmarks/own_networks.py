@@ -13,15 +13,13 @@ channels last and batch norms folded. All candidates of a row take turns, and me
 best dense one divided by the one that FLOPs promise.
 """
 
-import argparse
-import shutil
 import statistics
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
+from options import parser_for
 from table import write_csv
 from torch import Tensor, nn
 
@@ -127,13 +125,8 @@ def cases(device: torch.device) -> list[tuple[str, str, float, Any, Tensor]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="networks of one's own, deployed")
+    parser = parser_for("networks of one's own, deployed", __file__, seconds=5.0)
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--seconds", type=float, default=5.0, help="of measuring, for each row")
-    parser.add_argument(
-        "--compile", action=argparse.BooleanOptionalAction, default=shutil.which("c++") is not None
-    )
-    parser.add_argument("--out", type=Path, default=Path(__file__).with_suffix(".csv"))
     arguments = parser.parse_args()
     rows = []
     with torch.no_grad():

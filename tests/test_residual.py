@@ -124,6 +124,42 @@ def test_flops_are_charged_for_the_share_that_is_active():
     assert tp.count_flops(block, u).total.tolist() == expected.tolist()
 
 
+class Layer(nn.Module):
+    """Positions look at each other, then think for themselves."""
+
+    gated = True
+
+    def __init__(self, by_position):
+        super().__init__()
+        torch.manual_seed(0)
+        self.look = nn.MultiheadAttention(6, 2, batch_first=True)
+        self.think = tp.Residual(Counting(6), by_position=by_position)
+
+    def forward(self, u, gate=None):
+        seen, _ = self.look(u, u, u, need_weights=False)
+        return self.think(u + (seen if gate is None else seen * gate), gate=gate)
+
+
+@torch.no_grad()
+def test_a_part_of_a_step_may_be_skipped_where_the_rest_is_not():
+    blocks, layers = [], [Layer(by_position) for by_position in (True, False)]
+    for layer in layers:
+        torch.manual_seed(1)
+        head = nn.Linear(6, 1)
+        nn.init.normal_(head.weight)
+        blocks.append(tp.AdaptiveBlock(layer, head, max_steps=5, mode="thresholded").eval())
+    u = torch.randn(3, 8, 6)
+    (output, ponder), (expected, reference) = (block(u) for block in blocks)
+    assert torch.equal(ponder.steps, reference.steps)
+    assert torch.allclose(output, expected, atol=1e-5)
+    ran = ponder.active.flatten(1).sum(1).tolist()
+    assert layers[0].think.function.seen == [n for n in ran if n]
+    assert 0 < ran[1] < 24
+    deployed, taken = tp.deploy(blocks[0], u)(u)
+    assert torch.equal(taken.steps, reference.steps)
+    assert torch.allclose(deployed, expected, atol=1e-5)
+
+
 @pytest.mark.parametrize(
     ("function", "gate", "message"),
     [
