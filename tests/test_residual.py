@@ -72,6 +72,16 @@ def test_a_block_trains_as_with_masked_steps(mode):
     assert set(masked.function.seen) == {36}
 
 
+def test_maps_keep_their_layout_and_gates_that_are_no_number_show():
+    rows, masked = units(features=1)
+    u, gate = torch.randn(2, 6, 5, 3), torch.rand(2, 1, 5, 3).round()
+    assert rows(u, gate=gate).stride() == masked(u, gate=gate).stride()
+    last = u.contiguous(memory_format=torch.channels_last)
+    assert rows(last, gate=gate).stride() == last.stride()
+    gate[0, 0, 0, 0] = torch.nan
+    assert torch.equal(rows(u, gate=gate).isnan(), masked(u, gate=gate).isnan())
+
+
 def test_a_decision_for_the_example_opens_all_of_its_positions():
     rows, masked = units()
     u, gate = torch.randn(3, 5, 6), torch.tensor([1.0, 0.0, 0.5]).view(3, 1, 1)

@@ -2,7 +2,8 @@
 
 import copy
 from collections.abc import Callable, Iterable
-from types import CellType, FunctionType
+from functools import partial
+from types import CellType, FunctionType, MethodType
 from typing import Any
 
 from torch import nn
@@ -18,8 +19,10 @@ class _Function(nn.Module):
         self.indexed = is_indexed(function)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "_Function":
-        memo[id(self)] = made = _Function(_copied(self.function, memo))
-        made.training = self.training
+        memo[id(self)] = made = self.__class__.__new__(self.__class__)
+        state = dict(self.__dict__)
+        made.__dict__["function"] = _copied(state.pop("function"), memo)
+        made.__dict__.update(copy.deepcopy(state, memo))
         return made
 
     def extra_repr(self) -> str:
@@ -29,27 +32,62 @@ class _Function(nn.Module):
         return self.function(*args, **kwargs)
 
 
-def _copied(function: Callable[..., Any], memo: dict[int, Any]) -> Callable[..., Any]:
-    """Return a copy of a callable: a plain function's is one whose modules are copies, which it encloses."""
-    if not isinstance(function, FunctionType) or not function.__closure__:
-        return copy.deepcopy(function, memo)
-    cells = tuple(
-        CellType(copy.deepcopy(cell.cell_contents, memo)) if _has_module(cell) else cell
-        for cell in function.__closure__
-    )
-    made = FunctionType(
-        function.__code__, function.__globals__, function.__name__, function.__defaults__, cells
-    )
-    made.__kwdefaults__, made.__dict__ = function.__kwdefaults__, dict(vars(function))
-    made.__qualname__ = function.__qualname__
-    return made
+def _copied(value: Any, memo: dict[int, Any]) -> Any:
+    """Return a copy of a callable, or of what it holds: modules are copied, and functions that reach any."""
+    if id(value) in memo:
+        return memo[id(value)]
+    if not _reaches_module(value, set()):
+        return value
+    if isinstance(value, FunctionType):
+        cells = tuple(CellType() for _ in value.__closure__ or ())
+        made = FunctionType(value.__code__, value.__globals__, value.__name__, None, cells)
+        memo[id(value)] = made  # before what it encloses, which may be itself
+        for cell, old in zip(cells, value.__closure__ or (), strict=True):
+            if (held := _held(old)) is not old:
+                cell.cell_contents = _copied(held, memo)
+        made.__defaults__ = _copied(value.__defaults__, memo)
+        made.__kwdefaults__ = _copied(value.__kwdefaults__, memo)
+        made.__dict__.update(vars(value))
+        made.__qualname__ = value.__qualname__
+        return made
+    if isinstance(value, partial):
+        arguments = [_copied(each, memo) for each in value.args]
+        return partial(_copied(value.func, memo), *arguments, **_copied(value.keywords, memo))
+    if isinstance(value, dict):
+        return {key: _copied(each, memo) for key, each in value.items()}
+    if type(value) in (tuple, list):
+        return type(value)(_copied(each, memo) for each in value)
+    return copy.deepcopy(value, memo)
 
 
-def _has_module(cell: CellType) -> bool:
-    try:
-        return isinstance(cell.cell_contents, nn.Module)
-    except ValueError:  # empty as yet
+def _reaches_module(value: Any, seen: set[int]) -> bool:
+    """Whether a value is a module or a parameter, or holds one somewhere."""
+    if isinstance(value, nn.Module | nn.Parameter):
+        return True
+    if id(value) in seen:
         return False
+    seen.add(id(value))
+    held: list[Any] = []
+    if isinstance(value, FunctionType):
+        held = [_held(cell) for cell in value.__closure__ or ()]
+        held += [value.__defaults__, value.__kwdefaults__]
+    elif isinstance(value, MethodType):
+        held = [value.__self__]
+    elif isinstance(value, partial):
+        held = [value.func, value.args, value.keywords]
+    elif isinstance(value, dict):
+        held = [*value.values()]
+    elif isinstance(value, tuple | list):
+        held = [*value]
+    return any(_reaches_module(each, seen) for each in held)
+
+
+def _held(cell: CellType) -> Any:
+    """Return what a cell has, or the cell itself while it is empty."""
+    try:
+        return cell.cell_contents
+    except ValueError:
+        return cell
 
 
 def as_module(function: Callable[..., Any]) -> nn.Module:

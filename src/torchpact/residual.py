@@ -63,7 +63,7 @@ class Residual(nn.Module):
             )
         last = u.movedim(self.features, -1)
         weights = gate.movedim(self.features, -1).expand(*last.shape[:-1], 1).reshape(-1, 1)
-        rows = (weights > 0).flatten().nonzero().squeeze(1)
+        rows = (weights != 0).flatten().nonzero().squeeze(1)
         if len(rows) == len(weights):
             everywhere: Tensor = u + self.function(u) * gate
             return everywhere
@@ -80,4 +80,5 @@ class Residual(nn.Module):
         added = residual.movedim(self.features, -1).reshape(picked.shape) * weights.index_select(0, rows)
         kind = torch.promote_types(flat.dtype, added.dtype)
         moved = flat.to(kind).index_add(0, rows, added.to(kind))
-        return moved.view(last.shape).movedim(-1, self.features)
+        output = moved.view(last.shape).movedim(-1, self.features)
+        return output.contiguous() if u.is_contiguous() else output

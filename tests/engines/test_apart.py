@@ -1,5 +1,7 @@
 """Blocks of any steps, from which examples or positions leave."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -150,6 +152,70 @@ def test_a_row_that_all_share_is_not_taken_for_the_first_examples_own():
     with pytest.raises(Unsupported, match="treat examples one by one"):
         compacted(block, u, memory)
     assert compacted(block, u, nn.Parameter(memory)).theirs == (False,)
+
+
+def shares(u, context):
+    return 1.1 * u + context.mean(0)
+
+
+def masks(u, mask):
+    return 1.1 * u * mask / mask.float().mean(1, keepdim=True)
+
+
+@pytest.mark.parametrize(
+    ("step", "u", "context"),
+    [
+        (shares, torch.randn(8, 6), torch.zeros(8, 6)),
+        (masks, torch.randn(4, 7, 6), torch.ones(4, 7, 1)),
+        (masks, torch.randn(4, 7, 6), torch.ones(4, 7, 1, dtype=torch.bool)),
+    ],
+    ids=["zeros", "mask", "boolean mask"],
+)
+def test_a_context_that_tells_nothing_does_not_hide_what_is_shared(step, u, context):
+    block = tp.AdaptiveBlock(step, lambda u: u[..., :1], max_steps=3, mode="thresholded")
+    with pytest.raises(Unsupported, match="one by one"):
+        compacted(block, u, context)
+
+
+@torch.no_grad()
+def test_contexts_may_be_lists_and_dicts(fastest):
+    fastest("compact")
+    torch.manual_seed(0)
+    rotate = Rotate(6)
+
+    def step(u, given):
+        own, table = given["own"], given["list"][0]
+        return rotate(u, own + table.sum(0))
+
+    block = tp.AdaptiveBlock(step, nn.Linear(6, 1), max_steps=6, mode="thresholded")
+    u = torch.randn(9, 6)
+    given: dict[str, Any] = {"own": torch.randn(9, 6), "list": [torch.randn(4, 6)]}
+    fast = tp.deploy(block, (u, given))
+    assert fast.report.measurements[0].engine == "compact"
+    for inputs in (
+        (u, given),
+        (u[:4], {"own": given["own"][:4], "list": given["list"]}),
+        (u, given | {"own": torch.randn(1, 6)}),
+    ):
+        (output, ponder), (expected, reference) = fast(*inputs), block(*inputs)
+        assert torch.equal(ponder.steps, reference.steps)
+        assert relative(output, expected) < 1e-5
+
+
+@torch.no_grad()
+def test_steps_may_differ_in_precision():
+    steps = [nn.Identity(), Rotate(6).bfloat16(), Rotate(6).bfloat16()]
+    torch.manual_seed(0)
+    first = tp.AdaptiveBlock(
+        [steps[0], lambda u: steps[1](u.bfloat16()), lambda u: steps[2](u.bfloat16())],
+        lambda u: u[:, :1].float(),
+        mode="thresholded",
+    )
+    u = torch.randn(20, 6)
+    (output, ponder), (expected, reference) = CompactBlock(first)(u), first(u)
+    assert len(reference.steps.unique()) > 1
+    assert torch.equal(ponder.steps, reference.steps)
+    assert relative(output, expected) < 1e-2
 
 
 class KnowsTheFirst(nn.Module):

@@ -1,6 +1,8 @@
 """What deploying must leave as it was, and trials that fail."""
 
 import copy
+from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -8,7 +10,7 @@ from torch import nn
 
 import torchpact as tp
 from tests.engines.networks import relative
-from tests.engines.strangers import Mine, agree
+from tests.engines.strangers import Mine, Rotate, agree
 from torchpact.engines import standing_in
 
 pytestmark = pytest.mark.usefixtures("no_patience")
@@ -41,6 +43,81 @@ def test_functions_that_enclose_modules_are_copied_with_them():
     for parameter in net.parameters():
         nn.init.zeros_(parameter)
     assert torch.equal(fast(x)["logits"], logits)
+
+
+def by_default(linear):
+    return lambda u, own=linear: own(u)
+
+
+def by_partial(linear):
+    return partial(lambda own, u: own(u), linear)
+
+
+def by_helper(linear):
+    def helper(u):
+        return linear(u)
+
+    return lambda u: helper(u)
+
+
+def by_list(linear):
+    layers = [linear]
+    return lambda u: layers[0](u)
+
+
+def by_method(linear):
+    return linear.forward
+
+
+def by_weight(linear):
+    weight, bias = linear.weight, linear.bias
+    return lambda u: u @ weight.T + bias
+
+
+def by_itself(linear):
+    def step(u, more=1):
+        return step(linear(u), more - 1) if more else u
+
+    return step
+
+
+@pytest.mark.parametrize(
+    "make",
+    [by_default, by_partial, by_helper, by_list, by_method, by_weight, by_itself],
+    ids=lambda f: f.__name__,
+)
+def test_functions_are_copied_with_all_that_they_reach(make):
+    torch.manual_seed(0)
+    linear, x = nn.Linear(6, 6), torch.randn(3, 6)
+    block = tp.AdaptiveBlock(make(linear), nn.Linear(6, 1), max_steps=3, mode="thresholded")
+    with torch.no_grad():
+        expected, _ = block(x)
+        other = copy.deepcopy(block)
+        nn.init.zeros_(linear.weight)
+        output, _ = other(x)
+        changed, _ = block(x)
+    assert torch.equal(output, expected)
+    assert not torch.equal(changed, expected)
+
+
+def test_copies_of_functions_keep_hooks_and_attributes():
+    block = tp.AdaptiveBlock(lambda u: u * 1.1, nn.Linear(4, 1), max_steps=3, mode="thresholded")
+    step: Any = block.steps[0]
+    step.register_forward_hook(lambda module, inputs, output: output + 1)
+    step.note = "kept"
+    other, u = copy.deepcopy(block).eval(), torch.randn(2, 4)
+    with torch.no_grad():
+        assert torch.equal(other(u)[0], block(u)[0])
+        assert torch.equal(tp.deploy(block, u)(u)[0], block(u)[0])
+    assert other.steps[0].note == "kept"
+
+
+def test_trials_draw_no_random_numbers_of_the_users():
+    block = tp.AdaptiveBlock(Rotate(4), nn.Linear(4, 1), max_steps=3, mode="discrete")
+    x = torch.randn(8, 4)
+    state = torch.random.get_rng_state()
+    tp.deploy(block, x)
+    assert torch.equal(torch.random.get_rng_state(), state)
 
 
 def test_trials_leave_buffers_and_generators_as_they_were():

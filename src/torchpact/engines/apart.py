@@ -10,7 +10,7 @@ from torchpact import _state
 from torchpact._state import State
 from torchpact.block import AdaptiveBlock
 from torchpact.calls import Never
-from torchpact.engines.compact import CompactBlock, belongs, flat, rows_for
+from torchpact.engines.compact import CompactBlock, belongs, flat, mapped, rows_for
 from torchpact.engines.folding import Unsupported
 
 
@@ -46,7 +46,7 @@ def compacted(block: AdaptiveBlock, u: State, *context: Any) -> Compacted:
     >>> compacted(tp.AdaptiveBlock(lambda u: u - u.mean(0), nn.Linear(8, 1), max_steps=4), torch.zeros(5, 8))
     Traceback (most recent call last):
         ...
-    torchpact.engines.folding.Unsupported: compact: expected steps and heads that treat examples one by one
+    torchpact.engines.folding.Unsupported: compact: expected steps and heads that treat examples one ...
     """
     first = _state.parts(u)[0]
     _, ponder = block(u, *context, mode=Never())
@@ -61,24 +61,28 @@ def compacted(block: AdaptiveBlock, u: State, *context: Any) -> Compacted:
     if shape.numel() < 2:
         raise Unsupported("compact: expected two examples or more: of one, nothing can be seen to leave")
     draw = torch.Generator().manual_seed(0)
-    for given in (u, _noisy(u, draw)):
-        if not _runs_apart(block, given, context, shape, draw):
+    for given, told in ((u, context), (_noisy(u, draw, shape), context), _noisy((u, context), draw, shape)):
+        if not _runs_apart(block, given, told, shape, draw):
             what = "positions" if positions else "examples"
-            raise Unsupported(f"compact: expected steps and heads that treat {what} one by one")
+            raise Unsupported(
+                f"compact: expected steps and heads that treat {what} one by one, but for rounding"
+            )
     return Compacted(block, u, context, positions)
 
 
-def _noisy(u: State, draw: torch.Generator) -> State:
-    """Return a state with as much noise as it has differences, or some."""
+def _noisy(value: Any, draw: torch.Generator, shape: torch.Size) -> Any:
+    """Return values with as much noise as examples have differences, or some; what they share stays."""
 
     def with_noise(part: Tensor) -> Tensor:
+        if part.dtype == torch.bool:
+            return (torch.rand(part.shape, generator=draw) < 0.5).to(part)
         if not part.is_floating_point():
             return part
         size = part.float().std() if part.numel() > 1 else part.new_zeros(())
         noise = torch.randn(part.shape, generator=draw).to(part)
         return part + noise * torch.where(size > 0, size, 1.0).to(part)
 
-    return _state.map_state(with_noise, u)
+    return mapped(value, belongs(value, shape), with_noise)
 
 
 def _runs_apart(
@@ -129,17 +133,22 @@ class _Shared:
 
 
 def _kinds(value: Any, shape: torch.Size) -> Any:
-    """Return what a value is: an example's (True), shared, or of some type; of a tuple, for every part."""
-    if isinstance(value, tuple):
-        return tuple(_kinds(part, shape) for part in value)
+    """Return what a value is: an example's (True), shared, or of some type; of containers, every part."""
+    if isinstance(value, dict):
+        return {key: _kinds(part, shape) for key, part in value.items()}
+    if isinstance(value, tuple | list):
+        return [_kinds(part, shape) for part in value]
     if not isinstance(value, Tensor):
         return type(value)
     return True if belongs(value, shape) else _Shared(value.shape)
 
 
 def _matches(kinds: Any, value: Any, shape: torch.Size) -> bool:
-    if isinstance(kinds, tuple):
-        fits = isinstance(value, tuple) and len(value) == len(kinds)
+    if isinstance(kinds, dict):
+        fits = isinstance(value, dict) and value.keys() == kinds.keys()
+        return fits and all(_matches(kind, value[key], shape) for key, kind in kinds.items())
+    if isinstance(kinds, list):
+        fits = isinstance(value, tuple | list) and len(value) == len(kinds)
         return fits and all(_matches(kind, part, shape) for kind, part in zip(kinds, value, strict=True))
     if kinds is True:
         return isinstance(value, Tensor) and value.shape[: len(shape)] == shape

@@ -87,14 +87,14 @@ class CompactBlock(nn.Module):
                 left = rows[gone]
                 steps[left] = step
                 if mode.hard:
-                    _put(output, left, _rows_of(u, gone))
+                    output = _put(output, left, _rows_of(u, gone))
                 rows, remaining, gate, u = rows[stay], remaining[stay], gate[stay], _rows_of(u, stay)
                 context = rows_for(context, theirs, stay)
             if not len(rows):
                 break
             u = block._advance(step, u, gate, context, freeze=False)
         if mode.hard:
-            _put(output, rows, u)
+            output = _put(output, rows, u)
         else:
             _add(output, rows, u, remaining)
         output = _state.like(output, u)
@@ -104,28 +104,33 @@ class CompactBlock(nn.Module):
 
 
 def belongs(value: Any, shape: torch.Size) -> Any:
-    """Return whether a value begins with the dimensions of the examples; of a tuple, for every part of it."""
-    if isinstance(value, tuple):
-        return tuple(belongs(part, shape) for part in value)
+    """Return whether a value begins with the dimensions of the examples; of containers, for every part."""
+    if isinstance(value, dict):
+        return {key: belongs(part, shape) for key, part in value.items()}
+    if isinstance(value, tuple | list):
+        found = [belongs(part, shape) for part in value]
+        return found if isinstance(value, list) else tuple(found)
     ours = isinstance(value, Tensor) and not isinstance(value, nn.Parameter)  # those are for all
     return ours and value.shape[: len(shape)] == shape
 
 
 def rows_for(value: Any, theirs: Any, keep: Tensor) -> Any:
     """Return the entries to keep, of what has one for each example."""
-    return _mapped(value, theirs, lambda part: part.index_select(0, keep))
+    return mapped(value, theirs, lambda part: part.index_select(0, keep))
 
 
 def flat(value: Any, theirs: Any, dimensions: int) -> Any:
     """Return what has an entry for each position with these in one dimension."""
-    return _mapped(value, theirs, lambda part: part.flatten(0, dimensions - 1))
+    return mapped(value, theirs, lambda part: part.flatten(0, dimensions - 1))
 
 
-def _mapped(value: Any, theirs: Any, function: Callable[[Tensor], Tensor]) -> Any:
+def mapped(value: Any, theirs: Any, function: Callable[[Tensor], Tensor]) -> Any:
     """Return what a function makes of those parts of a value that belong to examples."""
-    if isinstance(theirs, tuple):
-        parts = [_mapped(part, own, function) for part, own in zip(value, theirs, strict=True)]
-        return value._make(parts) if hasattr(value, "_make") else tuple(parts)
+    if isinstance(theirs, dict):
+        return {key: mapped(part, theirs[key], function) for key, part in value.items()}
+    if isinstance(theirs, tuple | list):
+        parts = [mapped(part, own, function) for part, own in zip(value, theirs, strict=True)]
+        return value._make(parts) if hasattr(value, "_make") else type(value)(parts)
     return function(value) if theirs else value
 
 
@@ -133,9 +138,14 @@ def _rows_of(u: State, rows: Tensor) -> State:
     return _state.map_state(lambda part: part.index_select(0, rows), u)
 
 
-def _put(output: State, rows: Tensor, u: State) -> None:
-    for total, part in zip(_state.parts(output), _state.parts(u), strict=True):
-        total.index_copy_(0, rows, part)
+def _put(output: State, rows: Tensor, u: State) -> State:
+    """Put rows into the output, in the precision that holds both."""
+
+    def put(total: Tensor, part: Tensor) -> Tensor:
+        kind = torch.promote_types(total.dtype, part.dtype)
+        return total.to(kind).index_copy_(0, rows, part.to(kind))
+
+    return _state.map_state(put, output, u)
 
 
 def _add(output: State, rows: Tensor, u: State, weight: Tensor) -> None:

@@ -46,13 +46,15 @@ def _computed(value: Any) -> Iterator[Tensor]:
 
 @contextmanager
 def kept(net: nn.Module) -> Iterator[None]:
-    """Leave buffers, and the generators that modes draw from, as they were."""
+    """Leave buffers, and the generators that modes draw from, as they were, and torch's own."""
     buffers = [(buffer, buffer.clone()) for buffer in net.buffers()]
     modes = [module.mode for module in net.modules() if isinstance(module, AdaptiveBlock)]
     generators = [g for g in (getattr(mode, "generator", None) for mode in modes) if g is not None]
     states = [generator.get_state() for generator in generators]
+    devices = {buffer.device for buffer in net.parameters() if buffer.is_cuda}
     try:
-        yield
+        with torch.random.fork_rng(devices):
+            yield
     finally:
         with torch.no_grad():
             for buffer, before in buffers:

@@ -77,7 +77,7 @@ def deploy_network(
     fast = DeployedNetwork(own, inputs)
     rows = []
     stand_ins: dict[AdaptiveBlock, StandIn] = {}
-    with running(leading(inputs)), kept(own):
+    with running(leading(inputs)), kept(net), kept(own):
         with recorded(blocks, keep=True) as calls:
             own(*inputs)
         spent, rest = _counted(own, inputs, notes)
