@@ -86,6 +86,15 @@ def check_choice(name: str, value: object, choices: Iterable[str]) -> None:
         raise ValueError(f"expected {name} to be one of {', '.join(choices)}; got {value!r}")
 
 
+def one_line(error: BaseException) -> str:
+    """Return what an error says, in a line; its kind, if it says nothing.
+
+    >>> one_line(ValueError("expected this,  got that")), one_line(KeyError())
+    ('expected this, got that', 'KeyError')
+    """
+    return " ".join(str(error).split()) or type(error).__name__
+
+
 def at_least_single(x: Tensor) -> Tensor:
     """Halting arithmetic is never done below single precision, whatever autocast says."""
     return x.to(torch.promote_types(x.dtype, torch.float32))

@@ -55,6 +55,11 @@ def where(mask: Tensor, yes: State, no: State) -> State:
     return map_state(lambda a, b: torch.where(mask, a, b), yes, no)
 
 
+def rows_of(state: State, index: Tensor) -> State:
+    """Return some rows of a state."""
+    return map_state(lambda part: part.index_select(0, index), state)
+
+
 def accumulate(output: State | None, u: State, weight: Tensor, hard: bool) -> State:
     """Add weight·u to the output; with one-hot weights pick u where the weight is."""
     if hard:

@@ -67,7 +67,7 @@ def leading(inputs: Inputs) -> Tensor:
     >>> leading(({"x": torch.ones(2)}, torch.zeros(3)))
     tensor([1., 1.])
     """
-    first = next(_tensors(inputs), None)
+    first = next(tensors_in(inputs), None)
     if first is None:
         kinds = ", ".join(type(x).__name__ for x in inputs) or "nothing"
         raise TypeError(f"expected tensors whose first dimension is the batch, got {kinds}")
@@ -81,12 +81,13 @@ def batch_of(net: nn.Module, inputs: Inputs) -> int:
     return leading(inputs).size(1 if isinstance(net, AdaptiveRNN) and not net.batch_first else 0)
 
 
-def _tensors(value: Any) -> Iterator[Tensor]:
+def tensors_in(value: Any) -> Iterator[Tensor]:
+    """Yield the tensors of a value, be they in containers."""
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, tuple | list | dict):
         for part in value.values() if isinstance(value, dict) else value:
-            yield from _tensors(part)
+            yield from tensors_in(part)
 
 
 def one_for_none(inputs: Any) -> Any:

@@ -24,6 +24,7 @@ from torchpact.calls import (
     recorded,
     title,
 )
+from torchpact.models.resnet import _join_ponder
 from torchpact.models.rnn import AdaptiveRNN
 from torchpact.models.units import Bottleneck, HaltingHead, ResidualUnit, join_patches
 from torchpact.unit_flops import block_flops, plain_flops
@@ -182,7 +183,7 @@ def _spent(part: Part, call: Call, prices: _Prices, batch: int, name: str) -> tu
         )
     if isinstance(part, AdaptiveBlock) and (units := _units(part)) is not None:
         height, width = join_patches(call.output).shape[2:]
-        steps = steps.squeeze(-1).squeeze(-2) if steps.dim() == 6 else steps
+        steps = _join_ponder(call.ponder).steps if steps.dim() == 6 else steps
         flops = block_flops(units, steps, height, width).reshape(batch, -1).sum(1)
         return flops, rows / max(batch, 1) * plain_flops(units, height, width)
     if len(prices.steps) % part.max_steps:

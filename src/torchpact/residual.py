@@ -51,22 +51,26 @@ class Residual(nn.Module):
     def forward(self, u: Tensor, *context: Any, gate: Tensor | None = None) -> Tensor:
         """Add the residual, where the gate is open."""
         if self.by_position and gate is not None and not context and readable(gate):
-            return self._where_open(u, gate)
+            weights = self._weights(u, gate)
+            rows = (weights != 0).flatten().nonzero().squeeze(1)
+            if len(rows) < len(weights):
+                return self._add_to(u, rows, weights.index_select(0, rows))
         residual: Tensor = self.function(u, *context)
         return u + (residual if gate is None else residual * gate)
 
-    def _where_open(self, u: Tensor, gate: Tensor) -> Tensor:
+    def _weights(self, u: Tensor, gate: Tensor) -> Tensor:
+        """Return the gate of every position, a row each."""
         if u.dim() < 2 or gate.size(self.features) != 1:
             raise ValueError(
                 f"expected a gate of one value along dim {self.features}, got gates of {tuple(gate.shape)} "
                 f"for a state of {tuple(u.shape)}"
             )
+        positions = u.movedim(self.features, -1).shape[:-1]
+        return gate.movedim(self.features, -1).expand(*positions, 1).reshape(-1, 1)
+
+    def _add_to(self, u: Tensor, rows: Tensor, weights: Tensor) -> Tensor:
+        """Compute some positions, and add what they give to them."""
         last = u.movedim(self.features, -1)
-        weights = gate.movedim(self.features, -1).expand(*last.shape[:-1], 1).reshape(-1, 1)
-        rows = (weights != 0).flatten().nonzero().squeeze(1)
-        if len(rows) == len(weights):
-            everywhere: Tensor = u + self.function(u) * gate
-            return everywhere
         flat = last.reshape(-1, last.size(-1))
         picked = flat.index_select(0, rows)
         single = [1] * (u.dim() - 2)
@@ -77,7 +81,7 @@ class Residual(nn.Module):
                 f"expected a function that keeps the shape of a position, got {tuple(residual.shape)} for "
                 f"{tuple(given.shape)}"
             )
-        added = residual.movedim(self.features, -1).reshape(picked.shape) * weights.index_select(0, rows)
+        added = residual.movedim(self.features, -1).reshape(picked.shape) * weights
         kind = torch.promote_types(flat.dtype, added.dtype)
         moved = flat.to(kind).index_add(0, rows, added.to(kind))
         output = moved.view(last.shape).movedim(-1, self.features)

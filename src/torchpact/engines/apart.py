@@ -7,10 +7,11 @@ import torch
 from torch import Tensor
 
 from torchpact import _state
+from torchpact._checks import one_line
 from torchpact._state import State
 from torchpact.block import AdaptiveBlock
 from torchpact.calls import Never
-from torchpact.engines.compact import CompactBlock, belongs, flat, mapped, rows_for
+from torchpact.engines.compact import CompactBlock, belongs, flat, mapped, rows_for, who_may_leave
 from torchpact.engines.folding import Unsupported
 
 
@@ -22,15 +23,14 @@ class Compacted(CompactBlock):
     """
 
     def __init__(self, block: AdaptiveBlock, u: State, context: tuple[Any, ...], positions: bool) -> None:
-        shape = _state.parts(u)[0].shape[: -1 if positions else 1]
+        shape = who_may_leave(u, positions)
         super().__init__(block, positions, belongs(context, shape))
         self.dimensions, self.kinds = _state.parts(u)[0].dim(), _kinds((u, context), shape)
 
     def knows(self, u: State, *context: Any) -> bool:
         """Whether a call is such as was tried."""
-        first = _state.parts(u)[0]
-        shape = first.shape[: -1 if self.positions else 1]
-        return first.dim() == self.dimensions and _matches(self.kinds, (u, context), shape)
+        alike = _state.parts(u)[0].dim() == self.dimensions
+        return alike and _matches(self.kinds, (u, context), who_may_leave(u, self.positions))
 
 
 @torch.no_grad()
@@ -52,7 +52,7 @@ def compacted(block: AdaptiveBlock, u: State, *context: Any) -> Compacted:
     _, ponder = block(u, *context, mode=Never())
     decisions = ponder.steps.shape
     positions = decisions[1:].numel() > 1
-    shape = first.shape[: -1 if positions else 1]
+    shape = who_may_leave(u, positions)
     if decisions[0] != len(first) or (positions and decisions != (*shape, 1)):
         what = f"a decision an example, or for each of {tuple(shape)}; got {tuple(decisions)}"
         if len(decisions) == 4 and decisions[1] == 1:
@@ -102,7 +102,7 @@ def _runs_apart(
         try:
             some, seen = block(own, *others, mode=Never())
         except Exception as error:  # whatever somebody's step makes of it
-            why = f"{type(error).__name__}: {' '.join(str(error).split())}"
+            why = f"{type(error).__name__}: {one_line(error)}"
             raise Unsupported(f"compact: expected steps that can run fewer examples, got {why}") from error
         found = [*_state.parts(some), seen.probs.flatten(1).T]
         if not all(_close(*pair, keep) for pair in zip(found, [*expected, probs], strict=True)):

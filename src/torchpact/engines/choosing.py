@@ -13,7 +13,7 @@ from torchpact.engines import dense
 from torchpact.engines.checking import check_block
 from torchpact.engines.deployed import BlockByBlock, Deployed, DeployedBlock, OneBlock, Whole
 from torchpact.engines.folding import FoldedBlock, Runner
-from torchpact.engines.graphs import Graphed
+from torchpact.engines.graphs import Graphed, generators_of
 from torchpact.engines.registry import ENGINES, Network, Notes, built, measured, tuned
 from torchpact.engines.report import Measurement, Report
 from torchpact.modes import Mode
@@ -65,12 +65,6 @@ def as_called(
     return (graphed, None) if graphed.problem is None else (network, graphed.problem)
 
 
-def generators_of(blocks: Sequence[FoldedBlock]) -> list[torch.Generator]:
-    """Return those that modes draw from, each once."""
-    found = [getattr(block.mode, "generator", None) for block in blocks]
-    return [*{id(each): each for each in found if each is not None}.values()]
-
-
 def check_example(fast: Deployed | DeployedBlock, example: Tensor) -> None:
     """Refuse an example that does not fit, or of nothing."""
     fast.check(example)
@@ -87,7 +81,7 @@ def deploy_block(
     fast = DeployedBlock(folded, OneBlock(dense.build(folded), folded.details))
     check_example(fast, example)
     notes: Notes = {}
-    generators = generators_of([folded])
+    generators = generators_of([folded.mode])
     with running(example):
         example = example.contiguous(memory_format=torch.channels_last)
         among = [name for name in names if name in ENGINES]

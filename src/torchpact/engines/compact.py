@@ -48,7 +48,7 @@ class CompactBlock(nn.Module):
         mode = self.block.mode if mode is None else as_mode(mode)
         if not mode.leaves:
             raise Unsupported(f"expected a mode in which examples are done early, got {mode}")
-        shape = _state.parts(u)[0].shape[: -1 if self.positions else 1]
+        shape = who_may_leave(u, self.positions)
         theirs = belongs(context, shape) if self.theirs is None else self.theirs
         if not self.positions:
             return self._run(u, context, theirs, mode)
@@ -87,8 +87,8 @@ class CompactBlock(nn.Module):
                 left = rows[gone]
                 steps[left] = step
                 if mode.hard:
-                    output = _put(output, left, _rows_of(u, gone))
-                rows, remaining, gate, u = rows[stay], remaining[stay], gate[stay], _rows_of(u, stay)
+                    output = _put(output, left, _state.rows_of(u, gone))
+                rows, remaining, gate, u = rows[stay], remaining[stay], gate[stay], _state.rows_of(u, stay)
                 context = rows_for(context, theirs, stay)
             if not len(rows):
                 break
@@ -101,6 +101,11 @@ class CompactBlock(nn.Module):
         if not keep:
             return output, _decisions(block.max_steps, steps, steps.float())
         return output, make_ponder(asked, block.max_steps, steps, mode)
+
+
+def who_may_leave(u: State, positions: bool) -> torch.Size:
+    """Return the dimensions of examples: the batch, or with ``positions`` all but the features."""
+    return _state.parts(u)[0].shape[: -1 if positions else 1]
 
 
 def belongs(value: Any, shape: torch.Size) -> Any:
@@ -132,10 +137,6 @@ def mapped(value: Any, theirs: Any, function: Callable[[Tensor], Tensor]) -> Any
         parts = [mapped(part, own, function) for part, own in zip(value, theirs, strict=True)]
         return value._make(parts) if hasattr(value, "_make") else type(value)(parts)
     return function(value) if theirs else value
-
-
-def _rows_of(u: State, rows: Tensor) -> State:
-    return _state.map_state(lambda part: part.index_select(0, rows), u)
 
 
 def _put(output: State, rows: Tensor, u: State) -> State:

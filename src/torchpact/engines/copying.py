@@ -6,9 +6,12 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
+from torchpact._checks import one_line
 from torchpact.block import AdaptiveBlock
+from torchpact.calls import tensors_in
+from torchpact.engines.graphs import generators_of, restored
 from torchpact.modes import Mode
 
 
@@ -18,14 +21,14 @@ def copied(net: nn.Module, mode: Mode | None, details: bool | None) -> nn.Module
         raise TypeError("expected a model, got what is deployed: deploy the model that it was made of")
     known: dict[int, Any] = {id(b.mode): b.mode for b in net.modules() if isinstance(b, AdaptiveBlock)}
     for module in net.modules():
-        for x in _computed(vars(module)):  # as ponders that are kept for a loss
-            known[id(x)] = x.detach().clone()
+        # computed with gradients, as ponders that are kept for a loss are: such cannot be copied
+        known |= {id(x): x.detach().clone() for x in tensors_in(vars(module)) if not x.is_leaf}
     try:
         own = copy.deepcopy(net, known).eval()
     except Exception as error:  # whatever somebody keeps in a module
-        why = " ".join(str(error).split())
         raise TypeError(
-            f"expected a network that can be copied, got a {type(net).__name__} with what cannot: {why}"
+            f"expected a network that can be copied, got a {type(net).__name__} with what cannot: "
+            f"{one_line(error)}"
         ) from error
     for block in (module for module in own.modules() if isinstance(module, AdaptiveBlock)):
         block.mode, block.details = mode or block.mode, block.details if details is None else details
@@ -34,30 +37,17 @@ def copied(net: nn.Module, mode: Mode | None, details: bool | None) -> nn.Module
     return own
 
 
-def _computed(value: Any) -> Iterator[Tensor]:
-    """Yield tensors that were computed with gradients, which cannot be copied, in containers, too."""
-    if isinstance(value, Tensor):
-        if not value.is_leaf:
-            yield value
-    elif isinstance(value, dict | list | tuple):
-        for part in value.values() if isinstance(value, dict) else value:
-            yield from _computed(part)
-
-
 @contextmanager
-def kept(net: nn.Module) -> Iterator[None]:
+def kept(*nets: nn.Module) -> Iterator[None]:
     """Leave buffers, and the generators that modes draw from, as they were, and torch's own."""
-    buffers = [(buffer, buffer.clone()) for buffer in net.buffers()]
-    modes = [module.mode for module in net.modules() if isinstance(module, AdaptiveBlock)]
-    generators = [g for g in (getattr(mode, "generator", None) for mode in modes) if g is not None]
-    states = [generator.get_state() for generator in generators]
-    devices = {buffer.device for buffer in net.parameters() if buffer.is_cuda}
+    modules = [module for net in nets for module in net.modules()]
+    buffers = [(buffer, buffer.clone()) for net in nets for buffer in net.buffers()]
+    generators = generators_of(module.mode for module in modules if isinstance(module, AdaptiveBlock))
+    devices = {parameter.device for net in nets for parameter in net.parameters() if parameter.is_cuda}
     try:
-        with torch.random.fork_rng(devices):
+        with torch.random.fork_rng(devices), restored(generators):
             yield
     finally:
         with torch.no_grad():
             for buffer, before in buffers:
                 buffer.copy_(before)
-        for generator, state in zip(generators, states, strict=True):
-            generator.set_state(state)

@@ -18,13 +18,12 @@ from torchpact.engines.choosing import (
     check_example,
     choose,
     deploy_block,
-    generators_of,
     running,
     sizes_of,
 )
 from torchpact.engines.deployed import BlockByBlock, Deployed, DeployedBlock, Whole
 from torchpact.engines.folding import FoldedBlock
-from torchpact.engines.graphs import Graphed
+from torchpact.engines.graphs import Graphed, generators_of
 from torchpact.engines.own import DeployedNetwork, deploy_network, of_units
 from torchpact.engines.registry import (
     ENGINES,
@@ -183,7 +182,7 @@ def _deploy_resnet(
     check_example(fast, example)
 
     notes: Notes = {}  # in order, each once
-    generators = generators_of(blocks)
+    generators = generators_of(block.mode for block in blocks)
     chosen: list[Choice] = []
     refused: list[Notes] = []
     with running(example):

@@ -1,7 +1,7 @@
 """A network in CUDA graphs, one for each size of its input: kernels start without a word from the host."""
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -13,6 +13,7 @@ from torch.backends import cudnn
 from torchpact.block import Ponder
 from torchpact.engines.folding import Unsupported
 from torchpact.engines.ponder import is_unknown, unknown, without_details
+from torchpact.modes import Mode
 
 Outputs = tuple[Tensor, list[Ponder]]
 
@@ -48,7 +49,7 @@ class Recording:
             self.input = torch.empty_like(example, memory_format=torch.channels_last).copy_(example)
             stream.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(stream), _by_measurement():
-                with _restored([*generators, torch.cuda.default_generators[torch.cuda.current_device()]]):
+                with restored([*generators, torch.cuda.default_generators[torch.cuda.current_device()]]):
                     for _ in range(2):  # what is done once, such as compiling, cannot be captured
                         function(self.input)
                 try:
@@ -190,13 +191,21 @@ def _copied(logits: Tensor, ponders: Sequence[Ponder]) -> Outputs:
     ]
 
 
+def generators_of(modes: Iterable[Mode]) -> list[torch.Generator]:
+    """Return those that modes draw from, each once."""
+    found = [getattr(mode, "generator", None) for mode in modes]
+    return [*{id(each): each for each in found if each is not None}.values()]
+
+
 @contextmanager
-def _restored(generators: Sequence[torch.Generator]) -> Iterator[None]:
+def restored(generators: Sequence[torch.Generator]) -> Iterator[None]:
     """Put generators back to where they were."""
     states = [generator.get_state() for generator in generators]
-    yield
-    for generator, state in zip(generators, states, strict=True):
-        generator.set_state(state)
+    try:
+        yield
+    finally:
+        for generator, state in zip(generators, states, strict=True):
+            generator.set_state(state)
 
 
 @contextmanager

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, NoReturn
 import torch
 from torch import nn
 
+from torchpact._checks import one_line
 from torchpact._state import parts
 from torchpact.block import AdaptiveBlock
 from torchpact.calls import Call, Inputs, adaptive_parts, leading, recorded
@@ -77,7 +78,7 @@ def deploy_network(
     fast = DeployedNetwork(own, inputs)
     rows = []
     stand_ins: dict[AdaptiveBlock, StandIn] = {}
-    with running(leading(inputs)), kept(net), kept(own):
+    with running(leading(inputs)), kept(net, own):
         with recorded(blocks, keep=True) as calls:
             own(*inputs)
         spent, rest = _counted(own, inputs, notes)
@@ -122,7 +123,7 @@ def _counted(own: nn.Module, inputs: Inputs, notes: Notes) -> tuple[dict[str, Sp
     try:
         return metered(own, inputs)
     except Exception as error:  # whatever somebody's network makes of a run in which nobody halts
-        notes[f"FLOPs are not counted: {_line(error)}"] = None
+        notes[f"FLOPs are not counted: {one_line(error)}"] = None
         nan = Spent(torch.full((1,), torch.nan), torch.nan, torch.nan)
         return dict.fromkeys(adaptive_parts(own), nan), torch.nan
 
@@ -169,7 +170,7 @@ def _choose(
         try:
             fast = deploy_block(block, call.inputs[0], None, names, None)
         except (TypeError, ValueError) as reason:  # changed units, or others among them
-            notes[_with_name(name, _line(reason))] = None
+            notes[_with_name(name, one_line(reason))] = None
         else:
             [row] = fast.report.measurements
             notes.update({_with_name(name, note): None for note in fast.report.notes})
@@ -198,7 +199,7 @@ def _made(engine: str, block: AdaptiveBlock, inputs: Inputs) -> Forward:
     except Unsupported:
         raise
     except Exception as error:
-        raise Unsupported(f"{engine}: {_line(error)}") from error
+        raise Unsupported(f"{engine}: {one_line(error)}") from error
 
 
 def _works(run: Callable[[], object], name: str, notes: Notes) -> bool:
@@ -206,7 +207,7 @@ def _works(run: Callable[[], object], name: str, notes: Notes) -> bool:
     try:
         run()
     except Exception as error:  # of autocast around it, say, or of states that nobody reaches
-        notes[f"{name}: {_line(error)}"] = None
+        notes[f"{name}: {one_line(error)}"] = None
         return False
     return True
 
@@ -224,7 +225,7 @@ def _as_a_whole(
         except Exception as error:
             if name == "dense":
                 raise
-            notes[f"{name}: {_line(error)}"] = None
+            notes[f"{name}: {one_line(error)}"] = None
     return seconds_of(rebuilt)
 
 
@@ -245,8 +246,3 @@ def _total(
 
 def _with_name(name: str, note: str) -> str:
     return f"{name}: {note}" if name else note
-
-
-def _line(error: BaseException) -> str:
-    """Return what an error says, in a line."""
-    return " ".join(str(error).split()) or type(error).__name__

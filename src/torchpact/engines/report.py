@@ -58,7 +58,7 @@ class Report:
         lines.append(
             f"Medians on {self.batch} {what}, without gradients{busy}; “plain” is the same without decisions."
         )
-        if self.measurements[-1].speedup < 0.97:
+        if self.measurements and self.measurements[-1].speedup < 0.97:
             lines.append("Slower than without decisions: too little is skipped for what deciding costs.")
         return "\n".join([*lines, *self.notes])
 

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from torchpact import _state
+from torchpact._checks import one_line
 from torchpact._state import State
 
 
@@ -93,5 +94,5 @@ def _run(cell: nn.Module, x: Tensor, state: Any, expected: str) -> Any:
     try:
         return cell(x, state)
     except Exception as error:  # whatever somebody's cell makes of it
-        why = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        why = f"{type(error).__name__}: {one_line(error)}"
         raise ValueError(f"{expected}; {type(cell).__name__} raised {why}") from error

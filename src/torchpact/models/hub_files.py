@@ -10,6 +10,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
+from torchpact._checks import one_line
 from torchpact.models.config import ResNetConfig
 from torchpact.models.resnet import ResNet, build
 from torchpact.modes import MODES, Mode
@@ -62,8 +63,7 @@ def read_config(folder: Path) -> tuple[ResNetConfig, Mode | None]:
 
 def not_settings(place: str | Path, error: Exception) -> ValueError:
     """The error of a config.json that is none of ours."""
-    told = " ".join(str(error).split())
-    return ValueError(f"{place}: expected the settings of a network in config.json, got {told}")
+    return ValueError(f"{place}: expected the settings of a network in config.json, got {one_line(error)}")
 
 
 def check_depth(place: str | Path, settings: dict[str, Any]) -> None:

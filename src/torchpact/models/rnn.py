@@ -17,7 +17,7 @@ from torchpact._state import State
 from torchpact.block import AdaptiveBlock, Ponder, Trace
 from torchpact.models.cells import HaltingUnit, Transition, never_halt, probe
 from torchpact.models.packing import pack, pad, time_first, with_time
-from torchpact.models.rnn_leaving import leave_batch, rows_of
+from torchpact.models.rnn_leaving import leave_batch
 from torchpact.modes import Mode, as_mode
 
 Read = Callable[[PackedSequence, State, Mode], tuple[Tensor, State, Ponder]]
@@ -143,7 +143,7 @@ class AdaptiveRNN(nn.Module):
         read = self._compiled(packed.data, u, mode) if kernels else None
         outputs, final, ponder = (read or self._read)(packed, u, mode)
         if packed.unsorted_indices is not None:
-            final = rows_of(final, packed.unsorted_indices)
+            final = _state.rows_of(final, packed.unsorted_indices)
         time = len(packed.batch_sizes)
         if isinstance(input, PackedSequence):
             return packed._replace(data=outputs), final, with_time(ponder, packed, time)
@@ -270,7 +270,7 @@ class AdaptiveRNN(nn.Module):
             data, batch = packed.data, int(packed.batch_sizes[0])
             # in the precision of the input, as torch's cells do it
             return _state.map_state(lambda part: data.new_zeros(batch, part.size(1)), self._example)
-        return state if packed.sorted_indices is None else rows_of(state, packed.sorted_indices)
+        return state if packed.sorted_indices is None else _state.rows_of(state, packed.sorted_indices)
 
     def _check_state(self, state: State | None, batch: int) -> None:
         if state is None:

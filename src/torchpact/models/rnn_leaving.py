@@ -36,7 +36,7 @@ def leave_batch(block: AdaptiveBlock, u: State, first: Tensor, again: Tensor, mo
             if mode.hard:  # also those that stay, to be overwritten when they leave
                 _put(output, rows, u)
             rows, kept = stay, torch.searchsorted(rows, stay)
-            u, again = rows_of(u, kept), again.index_select(0, kept)
+            u, again = _state.rows_of(u, kept), again.index_select(0, kept)
         if not len(rows):
             break
         u = step(u, first, again, iteration=iteration)
@@ -45,11 +45,6 @@ def leave_batch(block: AdaptiveBlock, u: State, first: Tensor, again: Tensor, mo
     else:
         _add(output, rows, u, remaining)
     return Trace(_state.like(output, u), asked, remaining, steps)
-
-
-def rows_of(state: State, index: Tensor) -> State:
-    """Return some rows of a state."""
-    return _state.map_state(lambda part: part.index_select(0, index), state)
 
 
 def _put(output: State, rows: Tensor, u: State) -> None:
