@@ -79,18 +79,19 @@ class CompactBlock(nn.Module):
             weight, remaining = mode.halt(remaining, logits)
             if not mode.hard:
                 _add(output, rows, u, weight)
-            gate = mode.gate(remaining)
-            goes_on = (gate > 0).flatten()
-            stay = goes_on.nonzero().squeeze(1)
-            if len(stay) < len(rows):
-                gone = (~goes_on).nonzero().squeeze(1)
-                left = rows[gone]
-                steps[left] = step
+            gate = remaining if mode.hard else mode.gate(remaining)  # all or nothing remains
+            stay = gate.flatten().nonzero().squeeze(1)
+            if stay.size(0) < rows.size(0):
+                gone = (gate == 0).flatten().nonzero().squeeze(1)
+                left = rows.index_select(0, gone)
+                steps.index_fill_(0, left, step)
                 if mode.hard:
                     output = _put(output, left, _state.rows_of(u, gone))
-                rows, remaining, gate, u = rows[stay], remaining[stay], gate[stay], _state.rows_of(u, stay)
+                rows, u = rows.index_select(0, stay), _state.rows_of(u, stay)
+                remaining = remaining.index_select(0, stay)
+                gate = remaining if mode.hard else gate.index_select(0, stay)
                 context = rows_for(context, theirs, stay)
-            if not len(rows):
+            if not rows.size(0):
                 break
             u = block._advance(step, u, gate, context, freeze=False)
         if mode.hard:
@@ -143,8 +144,10 @@ def _put(output: State, rows: Tensor, u: State) -> State:
     """Put rows into the output, in the precision that holds both."""
 
     def put(total: Tensor, part: Tensor) -> Tensor:
-        kind = torch.promote_types(total.dtype, part.dtype)
-        return total.to(kind).index_copy_(0, rows, part.to(kind))
+        if total.dtype != part.dtype:
+            kind = torch.promote_types(total.dtype, part.dtype)
+            total, part = total.to(kind), part.to(kind)
+        return total.index_copy_(0, rows, part)
 
     return _state.map_state(put, output, u)
 
