@@ -64,8 +64,9 @@ def count_flops(model: nn.Module, inputs: Any) -> FlopCount:
 
     Of other adaptive blocks every step and head is metered where nobody halts, and charged for the share of
     an example's positions that ran it; what a step needs of positions that have halted comes besides, and is
-    not known. Of recurrent layers every time step is charged for its iterations. Everything else is the same
-    for all examples. ``inputs`` is what the model is called with, a tuple being several arguments; the first
+    not known, unless a method ``flops_where`` says so, as :class:`~torchpact.models.TransformerUnit` has. Of
+    recurrent layers every time step is charged for its iterations. Everything else is the same for all
+    examples. ``inputs`` is what the model is called with, a tuple being several arguments; the first
     dimension of the first tensor is the batch. While it counts, nobody else may call the model.
 
     >>> from torchpact.models import resnet32

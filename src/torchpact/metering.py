@@ -53,7 +53,8 @@ def metered(net: nn.Module, inputs: Inputs) -> tuple[dict[str, Spent], int]:
     """Return what each block and recurrent layer cost in a run, and what all else costs an example.
 
     The network is in evaluation, without gradients. A block of residual units is charged as
-    :func:`torchpact.flops.flops_from_ponders` does, others for the share of positions that ran a step.
+    :func:`torchpact.flops.flops_from_ponders` does; a step with a method ``flops_where`` as that says, which
+    is told who runs it; others for the share of positions that ran a step.
     """
     found, batch = adaptive_parts(net), batch_of(net, inputs)
     prices, rest = _metered_prices(net, found, inputs if batch else one_for_none(inputs))
@@ -196,11 +197,26 @@ def _spent(part: Part, call: Call, prices: _Prices, batch: int, name: str) -> tu
     shares = max(batch, 1) * (1 if isinstance(part, AdaptiveRNN) else steps.size(1))
     flops = torch.zeros(batch, dtype=torch.double)
     for index, price in enumerate(prices.steps[: part.max_steps]):
-        asked = prices.heads[index : index + 1] if index + 1 < part.max_steps else []
-        flops += (steps > index).sum(1).cpu() * ((price + sum(asked)) / shares)
+        asked = sum(prices.heads[index : index + 1]) if index + 1 < part.max_steps else 0
+        told = _told(part, index, call)
+        flops += (steps > index).sum(1).cpu() * ((asked if told is not None else price + asked) / shares)
+        if told is not None:
+            flops += told.reshape(batch, -1).sum(1).cpu()
     each = sum(prices.steps[: part.max_steps])
     ran = int((steps > 0).sum()) / max(batch, 1)  # not what is padding
     return flops.round().long().to(steps.device), each * ran / shares
+
+
+def _told(part: Part, index: int, call: Call) -> Tensor | None:
+    """Return what a step says that it costs each example, if it does, given which positions ran it."""
+    if isinstance(part, AdaptiveRNN):
+        return None
+    flops_where = getattr(part.steps[index if len(part.steps) > 1 else 0], "flops_where", None)
+    if flops_where is None:
+        return None
+    positions = call.output.shape[:-1]
+    told: Tensor = flops_where((call.ponder.steps > index).expand(*positions, 1))
+    return told
 
 
 def _units(block: AdaptiveBlock) -> Any:

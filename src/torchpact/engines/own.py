@@ -189,7 +189,16 @@ def _choose(
     seconds = interleaved(runs)
     among = [each for each in seconds if each in names and each != "plain"] or ["dense"]
     best = min(among, key=seconds.__getitem__)
-    return _Choice(best, seconds, output, ways.get(best), bool(ways))
+    skip = _skip_by_themselves(block)
+    if skip and best == "dense":
+        notes[_with_name(name, "dense: its steps leave out by themselves who has halted")] = None
+    return _Choice(best, seconds, output, ways.get(best), skip or bool(ways))
+
+
+def _skip_by_themselves(block: AdaptiveBlock) -> bool:
+    """Whether the steps that are given a gate compute nothing where it is closed."""
+    gated = [*block.steps][1:] or [*block.steps]
+    return all(getattr(step, "skips", False) is True for step in gated)
 
 
 def _made(engine: str, block: AdaptiveBlock, inputs: Inputs) -> Forward:

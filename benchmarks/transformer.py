@@ -1,0 +1,128 @@
+"""Transformer layers whose tokens halt, beside those of PyTorch and masked ones, trained and evaluated.
+
+    python benchmarks/transformer.py [--device cpu] [--seconds 5] [--out benchmarks/transformer.csv]
+
+Layers as those of ViT-S and of a small text model: of all but the first, a share of the tokens is open.
+``plain`` is a stack of ``nn.TransformerEncoderLayer``, which halts nobody, and ``masked`` computes everything
+and multiplies by the gate; each eager or by torch.compile. ``ours`` is ``tp.models.TransformerUnit``. To
+train is a forward and a backward pass. All take turns, and medians are compared. ``of_theory`` is the
+measured speed-up over the best of the others divided by the one that FLOPs promise.
+"""
+
+import statistics
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import torch
+from options import parser_for
+from table import write_csv
+from torch import Tensor, nn
+
+from torchpact.engines.timing import in_turns
+from torchpact.models import TransformerUnit
+
+
+class Stack(nn.Module):
+    """The loop of a block, but with gates that are given."""
+
+    def __init__(self, units: Sequence[TransformerUnit]) -> None:
+        super().__init__()
+        self.units = nn.ModuleList(units)
+
+    def forward(self, u: Tensor, gate: Tensor) -> Tensor:
+        """Return the last state."""
+        for number, unit in enumerate(self.units):
+            u = unit(u, gate=gate if number else None)
+        return u
+
+
+class Masked(Stack):
+    """Everything is computed, and what is not wanted multiplied by zero."""
+
+    def forward(self, u: Tensor, gate: Tensor) -> Tensor:
+        """Return the last state."""
+        for number, unit in enumerate(self.units):
+            mask = gate if number else torch.ones_like(gate)
+            seen = u + unit._attention(u, None) * mask
+            u = seen + unit._thought(seen) * mask
+        return u
+
+
+class Plain(nn.Module):
+    """The layers of PyTorch; nobody halts."""
+
+    def __init__(self, units: Sequence[TransformerUnit]) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList()
+        for unit in units:
+            layer = nn.TransformerEncoderLayer(
+                unit.size,
+                unit.self_attn.num_heads,
+                unit.linear1.out_features,
+                dropout=0.0,
+                activation="gelu",
+                norm_first=True,
+                batch_first=True,
+            )
+            layer.load_state_dict(unit.state_dict())
+            self.layers.append(layer)
+
+    def forward(self, u: Tensor, _gate: Tensor) -> Tensor:
+        """Return the last state."""
+        for layer in self.layers:
+            u = layer(u)
+        return u
+
+
+def train(net: nn.Module, u: Tensor, gate: Tensor) -> None:
+    net(u, gate).square().mean().backward()
+
+
+def evaluate(net: nn.Module, u: Tensor, gate: Tensor) -> None:
+    with torch.no_grad():
+        net(u, gate)
+
+
+def promised(units: Sequence[TransformerUnit], gate: Tensor) -> float:
+    """Return the speed-up by FLOPs."""
+    everyone = torch.ones_like(gate, dtype=torch.bool)
+    plain = [float(unit.flops_where(everyone).sum()) for unit in units]
+    ours = [float(unit.flops_where(gate > 0).sum()) for unit in units]
+    return sum(plain) / (plain[0] + sum(ours[1:]))
+
+
+def main() -> None:
+    parser = parser_for("transformer layers whose tokens halt", __file__, seconds=5.0)
+    parser.add_argument("--device", default="cpu")
+    arguments = parser.parse_args()
+    torch.manual_seed(0)
+    rows = []
+    for batch, length, size, heads, layers in ((8, 197, 384, 6, 6), (1, 197, 384, 6, 6), (32, 64, 256, 4, 6)):
+        units = [TransformerUnit(size, heads) for _ in range(layers)]
+        ours, masked, plain = (made(units).to(arguments.device) for made in (Stack, Masked, Plain))
+        ways: dict[str, Callable[..., Tensor]] = {"ours": ours, "masked": masked, "plain": plain}
+        if arguments.compile:
+            ways |= {f"{name} compiled": torch.compile(ways[name]) for name in ("masked", "plain")}
+        for share in (0.1, 0.25, 0.5, 1.0):
+            u = torch.randn(batch, length, size, device=arguments.device)
+            gate = (torch.rand(batch, length, 1, device=arguments.device) < share).float()
+            theory = promised(units, gate)
+            for what in (train, evaluate):
+                for net in (ours, masked, plain):
+                    net.train(what is train)
+                calls = {name: partial(what, net, u, gate) for name, net in ways.items()}
+                times = in_turns(calls, seconds=arguments.seconds, least=5, most=400)
+                ms = {name: 1e3 * statistics.median(each) for name, each in times.items()}
+                best = min((name for name in ms if name != "ours"), key=ms.__getitem__)
+                row: dict[str, object] = {"tokens": f"{batch}×{length}×{size}", "does": what.__name__}
+                row |= {"open": share, "best": best, "best_ms": round(ms[best], 2)}
+                row |= {"ours_ms": round(ms["ours"], 2), "speedup": round(ms[best] / ms["ours"], 2)}
+                row |= {"flops_speedup": round(theory, 2)}
+                row |= {"of_theory": round(ms[best] / ms["ours"] / theory, 2)}
+                rows.append(row)
+                print(*row.values(), sep="\t", flush=True)
+                write_csv(arguments.out, rows)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,209 @@
+"""Transformer layers whose tokens halt: the same as masked ones, and as PyTorch's where nobody does."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+import torchpact as tp
+from torchpact.models import TransformerUnit
+
+
+class Masked(TransformerUnit):
+    """The definition: everything is computed, and what is not wanted multiplied by zero."""
+
+    def forward(self, u, padding=None, gate=None):
+        gate = torch.ones_like(u[..., :1]) if gate is None else gate
+        seen = u + gate * self._attention(u, padding)
+        return seen + gate * self._thought(seen)
+
+
+def units(kind=TransformerUnit, **options):
+    torch.manual_seed(0)
+    made = kind(12, heads=3, hidden=20, **options)
+    for parameter in made.parameters():
+        nn.init.normal_(parameter, 0, 0.3)  # norms and biases, too, are none that do nothing
+    return made
+
+
+def padded(batch, length):
+    return torch.arange(length) >= torch.randint(2, length + 1, (batch, 1))
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("pads", [False, True])
+@pytest.mark.parametrize("bias", [True, False])
+def test_where_nobody_halts_it_is_the_layer_of_torch(causal, pads, bias):
+    layer = nn.TransformerEncoderLayer(
+        12, 3, 20, dropout=0.0, activation="gelu", norm_first=True, batch_first=True, bias=bias
+    )
+    unit = TransformerUnit.of(layer, causal=causal)
+    u, padding = torch.randn(4, 7, 12), padded(4, 7) if pads else None
+    mask = torch.ones(7, 7, dtype=torch.bool).triu(1) if causal else None
+    expected = layer(u, src_mask=mask, src_key_padding_mask=padding)
+    for gate in (None, torch.ones(4, 7, 1), torch.ones(4, 1, 1)):
+        assert torch.allclose(unit(u, padding, gate=gate), expected, atol=1e-5)
+    assert unit.training == layer.training
+
+
+@pytest.mark.parametrize("share", [0.0, 0.1, 0.5, 1.0])
+@pytest.mark.parametrize("options", [{}, {"causal": True}, {"bias": False}])
+@pytest.mark.parametrize("pads", [False, True])
+def test_outputs_and_gradients_are_those_of_the_masked_layer(share, options, pads):
+    ours, masked = units(**options), units(Masked, **options)
+    u = torch.randn(5, 9, 12, requires_grad=True)
+    padding = padded(5, 9) if pads else None
+    gate = torch.rand(5, 9, 1)
+    gate = torch.where(gate < share, gate + 0.1, 0.0).requires_grad_()
+    results = []
+    for unit in (ours, masked):
+        output = unit(u, padding, gate=gate)
+        asked = [u, gate, *unit.parameters()]
+        found = torch.autograd.grad(output.square().sum(), asked, materialize_grads=True)
+        closed = gate == 0  # where a clipped mask has no gradient
+        results.append([output, found[0], found[1].masked_fill(closed, 0.0), *found[2:]])
+    for got, expected in zip(*results, strict=True):
+        assert got.shape == expected.shape
+        assert torch.allclose(got, expected, rtol=1e-3, atol=1e-4)
+
+
+def test_tokens_that_have_halted_stay_and_are_seen():
+    unit, u, gate = units(), torch.randn(2, 6, 12), torch.ones(2, 6, 1)
+    gate[:, 2] = 0
+    output = unit(u, gate=gate)
+    assert torch.equal(output[:, 2], u[:, 2])
+    other = u.clone()
+    other[:, 2] += torch.randn(2, 12)
+    changed = (unit(other, gate=gate) - output).abs().amax(2) > 1e-3
+    assert changed.all()
+    hidden = torch.zeros(2, 6, dtype=torch.bool)
+    hidden[:, 2] = True  # unless they are padding
+    left = (unit(other, hidden, gate=gate) - unit(u, hidden, gate=gate)).abs().amax(2) > 1e-3
+    assert left.sum(1).tolist() == [1, 1]
+
+
+@pytest.mark.parametrize("counts", [(3, 3, 3), (9, 9, 9), (4, 0, 4)])
+@torch.no_grad()
+def test_halted_tokens_cost_what_it_says(counts):
+    unit = units()
+    gate = (torch.arange(9) < torch.tensor(counts)[:, None]).unsqueeze(2)
+    with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+        unit(torch.randn(3, 9, 12), gate=gate.float())
+    assert counter.get_total_flops() == unit.flops_where(gate).sum()
+    assert unit.flops_where(gate)[1] == 0 or counts[1]
+
+
+def blocks(mode, head, **options):
+    for kind in (TransformerUnit, Masked):
+        made = [units(kind, **options) for _ in range(5)]
+        yield tp.AdaptiveBlock(made, copy.deepcopy(head), mode=mode)
+
+
+def sure_head():
+    torch.manual_seed(1)
+    head = nn.Linear(12, 1)
+    nn.init.normal_(head.weight, 0, 2)  # sure of itself, so that relaxed masks are clipped
+    return head
+
+
+class OfExample(nn.Module):
+    """One decision an example, by its first token."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = sure_head()
+
+    def forward(self, u):
+        return self.linear(u[:, :1])
+
+
+@pytest.mark.parametrize("mode", ["relaxed", "discrete", "thresholded", "act"])
+@pytest.mark.parametrize("head", [sure_head, OfExample])
+def test_a_block_trains_as_with_masked_layers(mode, head):
+    u, padding = torch.randn(4, 7, 12), padded(4, 7)
+    results = []
+    for block in blocks(mode, head()):
+        torch.manual_seed(2)
+        output, ponder = block(u, padding)
+        tp.map_loss(output.square().mean((1, 2)), ponder, tau=0.1).backward()
+        results.append([output, ponder.cost, *(p.grad for p in block.parameters())])
+    for got, expected in zip(*results, strict=True):
+        assert torch.allclose(got, expected, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("head", [sure_head, OfExample])
+@torch.no_grad()
+def test_flops_are_counted_and_deployed_networks_do_the_same(head):
+    u, padding = torch.randn(4, 7, 12), padded(4, 7)
+    block, masked = blocks("thresholded", head())
+    expected, reference = masked(u, padding)
+    steps = reference.steps
+    assert steps.unique().numel() > 1, "all halted at once: the comparison is empty"
+
+    per_head = 2 * 12 * (1 if head is OfExample else 7)
+    everywhere = steps.expand(4, 7, 1)
+    cost = sum(block.steps[0].flops_where(everywhere > index) for index in range(5))
+    asked = sum((steps > index).double().mean((1, 2)) * per_head for index in range(4))
+    assert tp.count_flops(block, (u, padding)).total.tolist() == [round(x) for x in (cost + asked).tolist()]
+
+    fast = tp.deploy(block, (u, padding))
+    output, ponder = fast(u, padding)
+    assert torch.equal(ponder.steps, steps)
+    assert torch.allclose(output, expected, atol=1e-4)
+    row = fast.report.measurements[0]
+    assert row.flops == pytest.approx(float((cost + asked).mean()), rel=1e-3)
+    if head is sure_head:
+        assert "its steps leave out by themselves who has halted" in fast.explain()
+
+
+def test_compiled_it_is_masked():
+    unit = units().eval()
+    u, gate = torch.randn(2, 5, 12), torch.rand(2, 5, 1).round()
+    compiled = torch.compile(unit, backend="eager", fullgraph=True)
+    assert torch.allclose(compiled(u, gate=gate), unit(u, gate=gate), atol=1e-5)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_autocast_keeps_the_precision_of_the_masked_layer(causal):
+    ours, masked = units(causal=causal), units(Masked, causal=causal)
+    u, gate = torch.randn(2, 5, 12), torch.rand(2, 5, 1).round()
+    with torch.autocast("cpu", torch.bfloat16):
+        got, expected = ours(u, gate=gate), masked(u, gate=gate)
+    assert got.dtype == expected.dtype
+    assert torch.allclose(got, expected, atol=0.1)
+    half = ours.bfloat16()
+    assert half(u.bfloat16(), gate=gate.bfloat16()).dtype == torch.bfloat16
+
+
+def test_nothing_at_all_is_fine():
+    unit = units()
+    assert unit(torch.randn(0, 5, 12), gate=torch.ones(0, 5, 1)).shape == (0, 5, 12)
+    assert unit(torch.randn(3, 0, 12), gate=torch.ones(3, 0, 1)).shape == (3, 0, 12)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"u": torch.randn(5, 12)}, r"^expected tokens of shape \(batch, length, 12\), got \(5, 12\)$"),
+        ({"u": torch.randn(2, 5, 8)}, r"^expected tokens of shape \(batch, length, 12\), got \(2, 5, 8\)$"),
+        ({"padding": torch.zeros(2, 5)}, r"^expected padding of \(2, 5\) booleans, got \(2, 5\) of torch.fl"),
+        ({"padding": torch.zeros(2, 4) > 0}, r"^expected padding of \(2, 5\) booleans, got \(2, 4\)"),
+        (
+            {"gate": torch.ones(2, 5)},
+            r"^expected a gate for every token, \(2, 5, 1\), or example, got \(2, 5\)$",
+        ),
+    ],
+)
+def test_what_does_not_fit_is_said_in_a_line(given, message):
+    with pytest.raises(ValueError, match=message):
+        units()(**{"u": torch.randn(2, 5, 12)} | given)
+
+
+def test_layers_whose_norms_come_last_are_refused():
+    with pytest.raises(
+        ValueError, match=r"^expected a layer with norm_first=True, got one whose norms come last$"
+    ):
+        TransformerUnit.of(nn.TransformerEncoderLayer(12, 3))
