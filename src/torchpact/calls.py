@@ -1,6 +1,6 @@
 """The adaptive parts of somebody's network, and what they were called with in a run."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -13,6 +13,7 @@ from torchpact.models.rnn import AdaptiveRNN
 from torchpact.modes import Mode
 
 Inputs = tuple[Any, ...]
+"""What a block, or a step, is called with."""
 Part = AdaptiveBlock | AdaptiveRNN
 
 
@@ -24,6 +25,17 @@ class Never(Mode):
     def halt(self, remaining: Tensor, logits: Tensor) -> tuple[Tensor, Tensor]:
         """Leave all that remains."""
         return torch.zeros_like(remaining), remaining
+
+
+class Given(NamedTuple):
+    """What a network is called with."""
+
+    inputs: Inputs
+    named: dict[str, Any]
+
+    def to(self, net: Callable[..., Any]) -> Any:
+        """Call it."""
+        return net(*self.inputs, **self.named)
 
 
 class Call(NamedTuple):
@@ -52,33 +64,35 @@ def title(name: str) -> str:
     return f"the block {name!r}" if name else "the block"
 
 
-def arguments(inputs: Any) -> Inputs:
+def arguments(inputs: Any, kwargs: Mapping[str, Any] | None = None) -> Given:
     """Return what a network is called with: a tuple is several arguments, all else a single one.
 
     >>> arguments(torch.ones(1))
-    (tensor([1.]),)
+    Given(inputs=(tensor([1.]),), named={})
     """
-    return inputs if type(inputs) is tuple else (inputs,)
+    if kwargs is not None and not isinstance(kwargs, Mapping):
+        raise TypeError(f"expected kwargs to be a dictionary, got {type(kwargs).__name__}")
+    return Given(inputs if type(inputs) is tuple else (inputs,), dict(kwargs or {}))
 
 
-def leading(inputs: Inputs) -> Tensor:
+def leading(given: Given) -> Tensor:
     """Return the first tensor, which tells the batch and the device; it may lie within tuples and the like.
 
-    >>> leading(({"x": torch.ones(2)}, torch.zeros(3)))
+    >>> leading(arguments(({"x": torch.ones(2)}, torch.zeros(3))))
     tensor([1., 1.])
     """
-    first = next(tensors_in(inputs), None)
+    first = next(tensors_in(given), None)
     if first is None:
-        kinds = ", ".join(type(x).__name__ for x in inputs) or "nothing"
+        kinds = ", ".join(type(x).__name__ for x in (*given.inputs, *given.named.values())) or "nothing"
         raise TypeError(f"expected tensors whose first dimension is the batch, got {kinds}")
     if not first.dim():
         raise TypeError("expected tensors whose first dimension is the batch, got one without dimensions")
     return first
 
 
-def batch_of(net: nn.Module, inputs: Inputs) -> int:
+def batch_of(net: nn.Module, given: Given) -> int:
     """Return how many examples there are."""
-    return leading(inputs).size(1 if isinstance(net, AdaptiveRNN) and not net.batch_first else 0)
+    return leading(given).size(1 if isinstance(net, AdaptiveRNN) and not net.batch_first else 0)
 
 
 def tensors_in(value: Any) -> Iterator[Tensor]:

@@ -1,6 +1,6 @@
 """What a run costs, in floating-point operations."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -55,7 +55,7 @@ class FlopCount:
         return self.total.double().std(correction=0)
 
 
-def count_flops(model: nn.Module, inputs: Any) -> FlopCount:
+def count_flops(model: nn.Module, inputs: Any, *, kwargs: Mapping[str, Any] | None = None) -> FlopCount:
     """Count the FLOPs of ``model`` on each example; a multiply-add is two, and only they are counted.
 
     The model is run in its present halting mode, see :class:`use_mode`, as in evaluation and without
@@ -66,8 +66,9 @@ def count_flops(model: nn.Module, inputs: Any) -> FlopCount:
     an example's positions that ran it; what a step needs of positions that have halted comes besides, and is
     not known, unless a method ``flops_where`` says so, as :class:`~torchpact.models.TransformerUnit` has. Of
     recurrent layers every time step is charged for its iterations. Everything else is the same for all
-    examples. ``inputs`` is what the model is called with, a tuple being several arguments; the first
-    dimension of the first tensor is the batch. While it counts, nobody else may call the model.
+    examples. ``inputs`` is what the model is called with, a tuple being several arguments, and ``kwargs``
+    what it is given by name; the first dimension of the first tensor is the batch. While it counts, nobody
+    else may call the model.
 
     >>> from torchpact.models import resnet32
     >>> count_flops(resnet32(), torch.randn(2, 3, 32, 32)).total
@@ -83,14 +84,14 @@ def count_flops(model: nn.Module, inputs: Any) -> FlopCount:
     if not isinstance(model, nn.Module):
         raise TypeError(f"expected an nn.Module, got a {type(model).__name__}")
     net = uncompiled(model)
-    given = arguments(inputs)
+    given = arguments(inputs, kwargs)
     first = leading(given)
     for module in net.modules():
         if getattr(module, "_countable", True) is False:
             raise TypeError(
                 f"expected the model itself, got a {type(module).__name__}: count before it is deployed"
             )
-    if isinstance(net, ResNet) and len(given) == 1:
+    if isinstance(net, ResNet) and len(given.inputs) == 1 and not given.named:
         images = first
         if not net.config.adaptive:
             return flops_from_ponders(net, [], images.shape)

@@ -14,6 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from torchpact.block import AdaptiveBlock
 from torchpact.calls import (
     Call,
+    Given,
     Inputs,
     Never,
     Part,
@@ -49,22 +50,22 @@ class _Prices(NamedTuple):
     whole: int
 
 
-def metered(net: nn.Module, inputs: Inputs) -> tuple[dict[str, Spent], int]:
+def metered(net: nn.Module, given: Given) -> tuple[dict[str, Spent], int]:
     """Return what each block and recurrent layer cost in a run, and what all else costs an example.
 
     The network is in evaluation, without gradients. A block of residual units is charged as
     :func:`torchpact.flops.flops_from_ponders` does; a step with a method ``flops_where`` as that says, which
     is told who runs it; others for the share of positions that ran a step.
     """
-    found, batch = adaptive_parts(net), batch_of(net, inputs)
-    prices, rest = _metered_prices(net, found, inputs if batch else one_for_none(inputs))
+    found, batch = adaptive_parts(net), batch_of(net, given)
+    prices, rest = _metered_prices(net, found, given if batch else one_for_none(given))
     each_rest = round(rest / max(batch, 1))
     if not found:
         return {}, each_rest
     with recorded(found) as calls:
-        net(*inputs)
+        given.to(net)
     spent = {}
-    nothing = torch.zeros(batch, dtype=torch.long, device=leading(inputs).device)
+    nothing = torch.zeros(batch, dtype=torch.long, device=leading(given).device)
     for name, part in found.items():
         ran, known = calls[name], prices[name]
         if len(ran) != len(known):
@@ -83,12 +84,12 @@ def metered(net: nn.Module, inputs: Inputs) -> tuple[dict[str, Spent], int]:
 
 
 def _metered_prices(
-    net: nn.Module, found: Mapping[str, Part], inputs: Inputs
+    net: nn.Module, found: Mapping[str, Part], given: Given
 ) -> tuple[dict[str, list[_Prices]], int]:
     """Run the network so that nobody halts, and read the counter before and after what matters."""
     prices: dict[str, list[_Prices]] = {name: [] for name in found}
     with _every_product_seen(net), FlopCounterMode(display=False) as counter, _Meters(counter, found, prices):
-        net(*inputs)
+        given.to(net)
     inside = sum(call.whole for calls in prices.values() for call in calls)
     return prices, int(counter.get_total_flops()) - inside
 

@@ -33,6 +33,44 @@ def test_outputs_are_those_of_the_network_for_any_batch_and_size(engine, fastest
     assert str(fast).startswith("DeployedNetwork(Mine, looks: ")
 
 
+class ByName(Mine):
+    """Called by names, of which it knows none without."""
+
+    def forward(self, *, images, scale):
+        return super().forward(images, scale)
+
+
+@pytest.mark.parametrize("engine", ["dense", "native", "compact", None])
+@pytest.mark.parametrize("last", [False, True])
+def test_arguments_may_have_names(engine, last, fastest):
+    fastest(engine)
+    net, images = ByName().eval(), torch.randn(7, 3, 10, 12)
+    named = {"images": images[:3], "scale": torch.tensor(2.0)}
+    fast = tp.deploy(net, (), kwargs=named)
+    fast.channels_last = last
+    assert agree(lambda *_: fast(**named), lambda *_: net(**named), named["images"])
+    more = {"images": images, "scale": 1.0}
+    assert agree(lambda *_: fast(**more), lambda *_: net(**more), images)
+    assert fast.report.batch == 3
+    assert tp.count_flops(net, (), kwargs=named).total.tolist() == [
+        *tp.count_flops(Mine().eval(), (named["images"], 2.0)).total.tolist()
+    ]
+    partly = tp.deploy(Mine().eval(), images, kwargs={"scale": 2.0})
+    assert agree(lambda *x: partly(*x, scale=2.0), lambda *x: net(images=x[0], scale=2.0), images)
+
+
+def test_names_are_for_networks_of_ones_own():
+    with pytest.raises(TypeError, match=r"^expected images as the example and no kwargs, got scale$"):
+        tp.deploy(tp.models.psact_resnet32(), torch.randn(1, 3, 32, 32), kwargs={"scale": 1.0})
+    for function in (tp.deploy, tp.count_flops):
+        with pytest.raises(TypeError, match=r"^expected kwargs to be a dictionary, got list$"):
+            function(Mine(), torch.randn(1, 3, 8, 8), kwargs=[1.0])
+        with pytest.raises(
+            TypeError, match=r"^expected tensors whose first dimension is the batch, got float$"
+        ):
+            function(ByName(), (), kwargs={"scale": 1.0})
+
+
 def test_halted_examples_leave_the_batch_of_any_step(fastest):
     fastest("compact")
     net, images = Mine().eval(), torch.randn(12, 3, 6, 6) + 3 * torch.randn(12, 3, 1, 1)

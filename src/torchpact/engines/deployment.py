@@ -1,7 +1,7 @@
 """deploy: the same network, or block, with halted work skipped."""
 
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, overload
@@ -49,6 +49,7 @@ def deploy(
     model: ResNet,
     example: Tensor,
     *,
+    kwargs: Mapping[str, Any] | None = None,
     mode: Mode | str | None = None,
     engines: Iterable[str] | None = None,
     details: bool | None = None,
@@ -60,6 +61,7 @@ def deploy(
     model: AdaptiveBlock,
     example: Any,
     *,
+    kwargs: Mapping[str, Any] | None = None,
     mode: Mode | str | None = None,
     engines: Iterable[str] | None = None,
     details: bool | None = None,
@@ -71,6 +73,7 @@ def deploy(
     model: nn.Module,
     example: Any,
     *,
+    kwargs: Mapping[str, Any] | None = None,
     mode: Mode | str | None = None,
     engines: Iterable[str] | None = None,
     details: bool | None = None,
@@ -81,6 +84,7 @@ def deploy(
     model: nn.Module,
     example: Any,
     *,
+    kwargs: Mapping[str, Any] | None = None,
     mode: Mode | str | None = None,
     engines: Iterable[str] | None = None,
     details: bool | None = None,
@@ -101,8 +105,9 @@ def deploy(
     whose adaptive blocks skip what they can. Blocks of :class:`~torchpact.models.ResidualUnit` or
     :class:`~torchpact.models.Bottleneck`, with heads of :class:`~torchpact.models.HaltingHead`, run by the
     engines; from others, examples that have halted leave the batch, or positions, if steps treat them one by
-    one; else they run as they are. ``example`` is what it is called with, a tuple being several arguments;
-    the first dimension of the first tensor is the batch. A block can be deployed by itself, too.
+    one; else they run as they are. ``example`` is what it is called with, a tuple being several arguments,
+    and ``kwargs`` what it is given by name; the first dimension of the first tensor is the batch. A block can
+    be deployed by itself, too.
 
     >>> model = tp.models.psact_resnet32(mode="thresholded", halting_bias=0.0).eval()
     >>> images = torch.randn(2, 3, 32, 32)
@@ -117,10 +122,13 @@ def deploy(
         raise TypeError(f"expected an nn.Module, got a {type(model).__name__}")
     net = uncompiled(model)
     mode = None if mode is None else as_mode(mode)
-    inputs, takes = arguments(example), _takes(net)
+    given, takes = arguments(example, kwargs), _takes(net)
+    inputs = given.inputs
+    if takes and given.named:
+        raise TypeError(f"expected {takes} as the example and no kwargs, got {', '.join(given.named)}")
     if takes and not (len(inputs) == 1 and isinstance(inputs[0], Tensor)):
         raise TypeError(f"expected a tensor of {takes} as the example, got {type(example).__name__}")
-    device = leading(inputs).device.type
+    device = leading(given).device.type
     known = ENGINES | (NETWORK_ENGINES if takes == "images" else STEP_ENGINES)
     names, others = names_among(known, engines, device), Others()
     fast: Deployed | DeployedBlock | DeployedNetwork
@@ -129,7 +137,7 @@ def deploy(
     elif isinstance(net, AdaptiveBlock) and takes:
         fast = deploy_block(net, inputs[0], mode, names, details)
     else:
-        fast = deploy_network(net, inputs, mode, names, details)
+        fast = deploy_network(net, given, mode, names, details)
     modes = [mode or each.mode for each in net.modules() if isinstance(each, AdaptiveBlock)]
     _warn_of_dense(fast.report, modes, names)
     fast.report = replace(fast.report, busy=device == "cpu" and others.in_the_way())

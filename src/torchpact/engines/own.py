@@ -12,7 +12,7 @@ from torch import nn
 from torchpact._checks import one_line
 from torchpact._state import parts
 from torchpact.block import AdaptiveBlock
-from torchpact.calls import Call, Inputs, adaptive_parts, leading, recorded
+from torchpact.calls import Call, Given, Inputs, adaptive_parts, leading, recorded
 from torchpact.engines.checking import is_changed
 from torchpact.engines.choosing import deploy_block, running, sizes_of
 from torchpact.engines.copying import copied, kept
@@ -38,14 +38,16 @@ from torchpact.modes import Mode
 class DeployedNetwork(Fixed):
     """A network of one's own made by :func:`deploy`; called like it, with whatever it takes."""
 
-    def __init__(self, own: nn.Module, inputs: Inputs) -> None:
-        like = next((p for p in own.parameters() if p.is_floating_point()), leading(inputs))
+    def __init__(self, own: nn.Module, given: Given) -> None:
+        like = next((p for p in own.parameters() if p.is_floating_point()), leading(given))
         super().__init__(own, like)
         self.channels_last = False
 
     def forward(self, *inputs: Any, **options: Any) -> Any:
         """Return what the network returns; without gradients."""
-        return self._run(*(with_channels_last(inputs) if self.channels_last else inputs), **options)
+        if self.channels_last:
+            inputs, options = with_channels_last(Given(inputs, options))
+        return self._run(*inputs, **options)
 
     def extra_repr(self) -> str:
         """Return what runs its blocks for ``print``."""
@@ -59,13 +61,13 @@ def of_units(block: AdaptiveBlock) -> bool:
 
 
 def deploy_network(
-    net: nn.Module, inputs: Inputs, mode: Mode | None, names: Sequence[str], details: bool | None
+    net: nn.Module, given: Given, mode: Mode | None, names: Sequence[str], details: bool | None
 ) -> DeployedNetwork:
     """Return a network whose blocks run by the fastest of these engines, or as they are.
 
     What cannot be tried is noted, and the block runs as it is: a network that runs deploys.
     """
-    if not len(leading(inputs)):
+    if not len(leading(given)):
         raise ValueError("expected an example of at least one input, got none")
     own = copied(net, mode, details)
     found = adaptive_parts(own)
@@ -75,13 +77,13 @@ def deploy_network(
     notes: Notes = {
         f"{name}: leaves halted sequences out by itself": None for name in found if name not in blocks
     }
-    fast = DeployedNetwork(own, inputs)
+    fast = DeployedNetwork(own, given)
     rows = []
     stand_ins: dict[AdaptiveBlock, StandIn] = {}
-    with running(leading(inputs)), kept(net, own):
+    with running(leading(given)), kept(net, own):
         with recorded(blocks, keep=True) as calls:
-            own(*inputs)
-        spent, rest = _counted(own, inputs, notes)
+            given.to(own)
+        spent, rest = _counted(own, given, notes)
         plain = {b: Plain(b, calls[name]) for name, b in blocks.items() if calls[name] and not is_changed(b)}
         for name, block in blocks.items():
             reason = _why_as_it_is(block, calls[name])
@@ -94,7 +96,7 @@ def deploy_network(
             if choice.run is not None:
                 stand_ins[block] = StandIn(block, choice.run)
         calls.clear()
-        by_layout = _as_a_whole(own, inputs, {"dense": {}, "plain": plain, "blocks": stand_ins}, notes)
+        by_layout = _as_a_whole(own, given, {"dense": {}, "plain": plain, "blocks": stand_ins}, notes)
     seconds = {name: min(each) for name, each in by_layout.items()}
     best = "blocks" if seconds.get("blocks", math.inf) <= seconds["dense"] else "dense"
     if best == "blocks":
@@ -104,7 +106,7 @@ def deploy_network(
         rows = [replace(row, engine="dense") for row in rows]
     fast.channels_last = by_layout[best].index(seconds[best]) > 0
     rows.append(_total(best, seconds, spent, rest, [*blocks], any(math.isnan(row.flops) for row in rows)))
-    fast.report = Report(len(leading(inputs)), rows, [*notes], "examples")
+    fast.report = Report(len(leading(given)), rows, [*notes], "examples")
     return fast
 
 
@@ -118,10 +120,10 @@ def _refuse(net: nn.Module, recurrent: bool) -> NoReturn:
     raise TypeError(f"expected a network with adaptive blocks, got {got} without any")
 
 
-def _counted(own: nn.Module, inputs: Inputs, notes: Notes) -> tuple[dict[str, Spent], float]:
+def _counted(own: nn.Module, given: Given, notes: Notes) -> tuple[dict[str, Spent], float]:
     """Count FLOPs; where they cannot be counted, nothing is known of them, and all else goes on."""
     try:
-        return metered(own, inputs)
+        return metered(own, given)
     except Exception as error:  # whatever somebody's network makes of a run in which nobody halts
         notes[f"FLOPs are not counted: {one_line(error)}"] = None
         nan = Spent(torch.full((1,), torch.nan), torch.nan, torch.nan)
@@ -222,7 +224,7 @@ def _works(run: Callable[[], object], name: str, notes: Notes) -> bool:
 
 
 def _as_a_whole(
-    own: nn.Module, inputs: Inputs, ways: Mapping[str, Mapping[AdaptiveBlock, Any]], notes: Notes
+    own: nn.Module, given: Given, ways: Mapping[str, Mapping[AdaptiveBlock, Any]], notes: Notes
 ) -> dict[str, list[float]]:
     """Return the seconds of ways to run the blocks, for each layout of the inputs; it runs as it is."""
     rebuilt: dict[str, Rebuilt] = {}
@@ -230,7 +232,7 @@ def _as_a_whole(
         if not stand_ins and name == "blocks":
             continue
         try:
-            rebuilt[name] = Rebuilt(own, inputs, stand_ins)
+            rebuilt[name] = Rebuilt(own, given, stand_ins)
         except Exception as error:
             if name == "dense":
                 raise

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from torchpact.block import AdaptiveBlock
-from torchpact.calls import Call, Inputs
+from torchpact.calls import Call, Given
 from torchpact.engines import dense
 from torchpact.engines.checking import check_block
 from torchpact.engines.folding import FoldedBlock, Runner, Unsupported
@@ -88,44 +88,51 @@ def standing_in(stand_ins: StandIns) -> Iterator[None]:
             del block.forward
 
 
-def with_channels_last(inputs: Inputs) -> Inputs:
+def with_channels_last(given: Given) -> Given:
     """Return inputs with maps in another layout, as engines and most convolutions like them."""
-    return tuple(
-        x.contiguous(memory_format=torch.channels_last) if isinstance(x, Tensor) and x.dim() == 4 else x
-        for x in inputs
-    )
+    named = {name: _channels_last(x) for name, x in given.named.items()}
+    return Given(tuple(_channels_last(x) for x in given.inputs), named)
+
+
+def _channels_last(x: Any) -> Any:
+    is_map = isinstance(x, Tensor) and x.dim() == 4
+    return x.contiguous(memory_format=torch.channels_last) if is_map else x
 
 
 class Rebuilt:
     """A network with other blocks, measured in both layouts of its inputs."""
 
-    def __init__(self, net: nn.Module, inputs: Inputs, stand_ins: StandIns) -> None:
+    def __init__(self, net: nn.Module, given: Given, stand_ins: StandIns) -> None:
         self.net, self.stand_ins = net, stand_ins
-        self.layouts = [inputs]
-        self._fit(inputs)
-        last = with_channels_last(inputs)
-        if any(x is not y for x, y in zip(last, inputs, strict=True)):
+        self.layouts = [given]
+        self._fit(given)
+        last = with_channels_last(given)
+        if any(x is not y for x, y in zip(_values(last), _values(given), strict=True)):
             with suppress(RuntimeError):  # not all code can view it in another shape
                 self._run(last)
                 self.layouts.append(last)
 
-    def _run(self, inputs: Inputs) -> None:
+    def _run(self, given: Given) -> None:
         with standing_in(self.stand_ins):
-            self.net(*inputs)
+            given.to(self.net)
 
-    def _fit(self, inputs: Inputs) -> None:
+    def _fit(self, given: Given) -> None:
         """Maps that engines make are channels last: where that does not do, they are copied."""
         try:
-            self._run(inputs)
+            self._run(given)
         except RuntimeError:
             for stand_in in self.stand_ins.values():
                 stand_in.contiguous = True
-            self._run(inputs)
+            self._run(given)
 
     @property
     def runs(self) -> list[Callable[[], None]]:
         """A call for each layout that will do."""
-        return [partial(self._run, inputs) for inputs in self.layouts]
+        return [partial(self._run, given) for given in self.layouts]
+
+
+def _values(given: Given) -> list[Any]:
+    return [*given.inputs, *given.named.values()]
 
 
 def seconds_of(ways: Mapping[str, Rebuilt]) -> dict[str, list[float]]:
