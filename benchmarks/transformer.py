@@ -2,7 +2,8 @@
 
     python benchmarks/transformer.py [--device cpu] [--seconds 5] [--out benchmarks/transformer.csv]
 
-Layers as those of ViT-S and of a small text model: of all but the first, a share of the tokens is open.
+Layers as those of ViT-S and of a small text model: of all but the first, a share of the tokens is open, of
+every example as large or, with ``0 to 0.5``, of every one another.
 ``plain`` is a stack of ``nn.TransformerEncoderLayer``, which halts nobody, and ``masked`` computes everything
 and multiplies by the gate; each eager or by torch.compile. ``ours`` is ``tp.models.TransformerUnit``. To
 train is a forward and a backward pass. All take turns, and medians are compared. ``of_theory`` is the
@@ -86,8 +87,9 @@ def evaluate(net: nn.Module, u: Tensor, gate: Tensor) -> None:
 def promised(units: Sequence[TransformerUnit], gate: Tensor) -> float:
     """Return the speed-up by FLOPs."""
     everyone = torch.ones_like(gate, dtype=torch.bool)
-    plain = [float(unit.flops_where(everyone).sum()) for unit in units]
-    ours = [float(unit.flops_where(gate > 0).sum()) for unit in units]
+    shape = (*gate.shape[:2], units[0].size)
+    plain = [float(unit.flops_where(everyone, shape).sum()) for unit in units]
+    ours = [float(unit.flops_where(gate > 0, shape).sum()) for unit in units]
     return sum(plain) / (plain[0] + sum(ours[1:]))
 
 
@@ -103,9 +105,10 @@ def main() -> None:
         ways: dict[str, Callable[..., Tensor]] = {"ours": ours, "masked": masked, "plain": plain}
         if arguments.compile:
             ways |= {f"{name} compiled": torch.compile(ways[name]) for name in ("masked", "plain")}
-        for share in (0.1, 0.25, 0.5, 1.0):
+        for share in (0.1, 0.25, "0 to 0.5", 0.5, 0.9, 1.0):
             u = torch.randn(batch, length, size, device=arguments.device)
-            gate = (torch.rand(batch, length, 1, device=arguments.device) < share).float()
+            each = 0.5 * torch.rand(batch, 1, 1) if isinstance(share, str) else share
+            gate = (torch.rand(batch, length, 1) < each).float().to(arguments.device)
             theory = promised(units, gate)
             for what in (train, evaluate):
                 for net in (ours, masked, plain):

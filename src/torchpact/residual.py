@@ -44,11 +44,6 @@ class Residual(nn.Module):
         self.function = as_module(function)
         self.by_position, self.features = by_position, features
 
-    @property
-    def skips(self) -> bool:
-        """Whether it leaves out closed positions by itself."""
-        return self.by_position
-
     def extra_repr(self) -> str:
         """Return the settings for ``print``."""
         return f"by_position=True, features={self.features}" if self.by_position else ""

@@ -41,6 +41,26 @@ def test_outputs_and_ponders_are_those_of_the_block(mode, batch):
         assert torch.allclose(one, other, atol=1e-5)
 
 
+class Damped(tp.Thresholded):
+    """A hard mode that has something to say about the gate."""
+
+    def gate(self, remaining):
+        return super().gate(remaining) * 0.5
+
+
+@torch.no_grad()
+def test_steps_are_given_the_gate_of_the_mode():
+    head = nn.Linear(6, 1)
+    nn.init.normal_(head.weight, 0, 2)
+    units = [tp.Residual(nn.Linear(6, 6)) for _ in range(4)]
+    block = tp.AdaptiveBlock(units, head, mode=Damped())
+    u = torch.randn(40, 6)
+    expected, ponder = block(u)
+    output, got = CompactBlock(block)(u)
+    assert torch.equal(got.steps, ponder.steps)
+    assert relative(output, expected) < 1e-5
+
+
 def test_a_step_is_given_the_active_examples_only():
     block, step = block_with("thresholded")
     _, ponder = CompactBlock(block)(torch.randn(40, 6))

@@ -13,12 +13,14 @@ from torchpact.models import TransformerUnit
 
 
 class Masked(TransformerUnit):
-    """The definition: everything is computed, and what is not wanted multiplied by zero."""
+    """The definition, by layers of torch: all is computed, and what is not wanted multiplied by zero."""
 
     def forward(self, u, padding=None, gate=None):
         gate = torch.ones_like(u[..., :1]) if gate is None else gate
-        seen = u + gate * self._attention(u, padding)
-        return seen + gate * self._thought(seen)
+        x, later = self.norm1(u), torch.ones(u.size(1), u.size(1), dtype=torch.bool).triu(1)
+        options = {"attn_mask": later if self.causal else None, "key_padding_mask": padding}
+        seen = u + gate * self.self_attn(x, x, x, need_weights=False, **options)[0]
+        return seen + gate * self.linear2(self.activation(self.linear1(self.norm2(seen))))
 
 
 def units(kind=TransformerUnit, **options):
@@ -85,15 +87,40 @@ def test_tokens_that_have_halted_stay_and_are_seen():
     assert left.sum(1).tolist() == [1, 1]
 
 
-@pytest.mark.parametrize("counts", [(3, 3, 3), (9, 9, 9), (4, 0, 4)])
+@pytest.mark.parametrize("counts", [(3, 3, 3), (9, 9, 9), (4, 0, 4), (7, 1, 3)])
 @torch.no_grad()
 def test_halted_tokens_cost_what_it_says(counts):
     unit = units()
     gate = (torch.arange(9) < torch.tensor(counts)[:, None]).unsqueeze(2)
     with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
         unit(torch.randn(3, 9, 12), gate=gate.float())
-    assert counter.get_total_flops() == unit.flops_where(gate).sum()
-    assert unit.flops_where(gate)[1] == 0 or counts[1]
+    said = unit.flops_where(gate, (3, 9, 12))
+    assert counter.get_total_flops() == said.sum()
+    assert said[1] == 0 or counts[1]
+
+
+@pytest.mark.parametrize("options", [{}, {"causal": True}])
+@torch.no_grad()
+def test_examples_may_have_very_many_open_tokens_or_few(options):
+    ours, masked = units(**options), units(Masked, **options)
+    u, padding = torch.randn(7, 64, 12), padded(7, 64)
+    gate = (torch.arange(64) < torch.tensor([1, 60, 2, 33, 30, 0, 7])[:, None])[..., None].float()
+    gate = gate[:, torch.randperm(64)]
+    assert torch.allclose(ours(u, padding, gate=gate), masked(u, padding, gate=gate), atol=1e-4)
+    with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+        ours(u, padding, gate=gate)
+    said = ours.flops_where(gate > 0, u.shape).sum()
+    everything = ours.flops_where(torch.ones(7, 64, 1) > 0, u.shape).sum()
+    assert said < counter.get_total_flops() < said + 0.1 * everything  # 0.3 if all had room for 60
+
+
+@torch.no_grad()
+def test_where_nearly_all_are_open_none_are_picked(monkeypatch):
+    unit = units()
+    monkeypatch.setattr(unit, "_at", None)
+    gate = torch.ones(2, 20, 1)
+    gate[:, 3] = 0
+    assert unit(torch.randn(2, 20, 12), gate=gate).shape == (2, 20, 12)
 
 
 def blocks(mode, head, **options):
@@ -144,8 +171,7 @@ def test_flops_are_counted_and_deployed_networks_do_the_same(head):
     assert steps.unique().numel() > 1, "all halted at once: the comparison is empty"
 
     per_head = 2 * 12 * (1 if head is OfExample else 7)
-    everywhere = steps.expand(4, 7, 1)
-    cost = sum(block.steps[0].flops_where(everywhere > index) for index in range(5))
+    cost = sum(block.steps[0].flops_where(steps > index, u.shape) for index in range(5))
     asked = sum((steps > index).double().mean((1, 2)) * per_head for index in range(4))
     assert tp.count_flops(block, (u, padding)).total.tolist() == [round(x) for x in (cost + asked).tolist()]
 
@@ -202,8 +228,68 @@ def test_what_does_not_fit_is_said_in_a_line(given, message):
         units()(**{"u": torch.randn(2, 5, 12)} | given)
 
 
-def test_layers_whose_norms_come_last_are_refused():
-    with pytest.raises(
-        ValueError, match=r"^expected a layer with norm_first=True, got one whose norms come last$"
-    ):
-        TransformerUnit.of(nn.TransformerEncoderLayer(12, 3))
+def test_a_copy_of_a_layer_is_like_it_and_apart_from_it():
+    layer = nn.TransformerEncoderLayer(
+        12, 3, activation=nn.PReLU(), norm_first=True, batch_first=True
+    ).double()
+    layer.norm2, layer.dropout1.p = nn.RMSNorm(12, dtype=torch.double), 0.3
+    layer.linear1.requires_grad_(False)
+    state = torch.get_rng_state()
+    unit = TransformerUnit.of(layer.eval(), causal=True)
+    assert torch.equal(torch.get_rng_state(), state)
+    u, mask = torch.randn(2, 5, 12).double(), torch.ones(5, 5, dtype=torch.bool).triu(1)
+    assert torch.allclose(unit(u), layer(u, src_mask=mask))
+    assert (unit.dropout1.p, unit.training, unit.linear1.weight.requires_grad) == (0.3, False, False)
+    assert not {id(p) for p in unit.parameters()} & {id(p) for p in layer.parameters()}
+    assert TransformerUnit.of(unit).causal
+    assert "causal=True" in repr(unit)
+
+
+@pytest.mark.parametrize(
+    ("layer", "error", "message"),
+    [
+        (
+            nn.TransformerEncoderLayer(12, 3),
+            ValueError,
+            r"^expected a layer with norm_first=True, batch_first=True, got norm_first=False, batch_first=F",
+        ),
+        (nn.Linear(3, 3), TypeError, r"^expected an nn.TransformerEncoderLayer, got Linear$"),
+        (units(Masked), TypeError, r"^expected an nn.TransformerEncoderLayer, got Masked$"),
+    ],
+)
+def test_other_layers_are_refused(layer, error, message):
+    with pytest.raises(error, match=message):
+        TransformerUnit.of(layer)
+
+
+class Pixels(tp.Residual):
+    """A step of somebody's own that says what it costs: so much for each pixel that runs."""
+
+    def flops_where(self, active, shape):
+        assert shape[1:] == (4, 8, 6)
+        return 100 * active.flatten(1).sum(1)
+
+
+class Changed(Pixels):
+    """It does something else, and has not said what that costs."""
+
+    def forward(self, u, gate=None):
+        return super().forward(u, gate=gate)
+
+
+@torch.no_grad()
+def test_other_steps_may_say_their_cost_too_and_who_changes_them_anew():
+    torch.manual_seed(0)
+    u, head = torch.randn(2, 4, 8, 6), nn.Conv2d(4, 1, 1)
+    for kind, price in ((Pixels, 100), (Changed, 2 * 9 * 4 * 4)):
+        made = [kind(nn.Conv2d(4, 4, 3, padding=1)) for _ in range(3)]
+        block = tp.AdaptiveBlock(made, head, mode="thresholded")
+        _, ponder = block(u)
+        steps = ponder.steps.flatten(1)
+        expected = price * steps.sum(1) + 2 * 4 * steps.clamp(max=2).sum(1)
+        assert tp.count_flops(block, u).total.tolist() == expected.tolist()
+        assert tp.count_flops(block, u[:0]).total.tolist() == []
+    units = [TransformerUnit(12, 3) for _ in range(2)]
+    assert (
+        tp.count_flops(tp.AdaptiveBlock(units, nn.Linear(12, 1)), torch.randn(0, 5, 12)).total.tolist() == []
+    )

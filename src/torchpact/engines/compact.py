@@ -79,7 +79,7 @@ class CompactBlock(nn.Module):
             weight, remaining = mode.halt(remaining, logits)
             if not mode.hard:
                 _add(output, rows, u, weight)
-            gate = remaining if mode.hard else mode.gate(remaining)  # all or nothing remains
+            gate = mode.gate(remaining)
             stay = gate.flatten().nonzero().squeeze(1)
             if stay.size(0) < rows.size(0):
                 gone = (gate == 0).flatten().nonzero().squeeze(1)
@@ -88,8 +88,7 @@ class CompactBlock(nn.Module):
                 if mode.hard:
                     output = _put(output, left, _state.rows_of(u, gone))
                 rows, u = rows.index_select(0, stay), _state.rows_of(u, stay)
-                remaining = remaining.index_select(0, stay)
-                gate = remaining if mode.hard else gate.index_select(0, stay)
+                remaining, gate = remaining.index_select(0, stay), gate.index_select(0, stay)
                 context = rows_for(context, theirs, stay)
             if not rows.size(0):
                 break

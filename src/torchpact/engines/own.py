@@ -30,9 +30,10 @@ from torchpact.engines.standing_in import (
     with_channels_last,
 )
 from torchpact.engines.timing import interleaved
-from torchpact.metering import Spent, metered
+from torchpact.metering import Spent, metered, says_its_cost
 from torchpact.models.units import Bottleneck, ResidualUnit
 from torchpact.modes import Mode
+from torchpact.residual import Residual
 
 
 class DeployedNetwork(Fixed):
@@ -182,6 +183,9 @@ def _choose(
     if not makers and "dense" not in names:
         refused[f"{', '.join(names)}: expected residual units or bottlenecks, got other steps"] = None
     ways: dict[str, Forward] = built(makers, refused)
+    skip = _skip_by_themselves(block, call)
+    if skip and not ways:
+        refused = {"dense: its steps leave out by themselves who has halted": None}
     notes.update({_with_name(name, note): None for note in refused})
     timed: dict[str, Forward] = {"dense": block} | ways | {"plain": Plain(block, [call])}
     calls = {each: partial(way, *call.inputs) for each, way in timed.items()}
@@ -191,16 +195,18 @@ def _choose(
     seconds = interleaved(runs)
     among = [each for each in seconds if each in names and each != "plain"] or ["dense"]
     best = min(among, key=seconds.__getitem__)
-    skip = _skip_by_themselves(block)
-    if skip and best == "dense":
-        notes[_with_name(name, "dense: its steps leave out by themselves who has halted")] = None
     return _Choice(best, seconds, output, ways.get(best), skip or bool(ways))
 
 
-def _skip_by_themselves(block: AdaptiveBlock) -> bool:
+def _skip_by_themselves(block: AdaptiveBlock, call: Call) -> bool:
     """Whether the steps that are given a gate compute nothing where it is closed."""
     gated = [*block.steps][1:] or [*block.steps]
-    return all(getattr(step, "skips", False) is True for step in gated)
+    return all(says_its_cost(step) or _by_position(step, call) for step in gated)
+
+
+def _by_position(step: Any, call: Call) -> bool:
+    ours = type(step).forward is Residual.forward
+    return ours and step.by_position and len(call.inputs) == 1  # with a context it runs everywhere
 
 
 def _made(engine: str, block: AdaptiveBlock, inputs: Inputs) -> Forward:
