@@ -204,6 +204,25 @@ def test_autocast_keeps_the_precision_of_the_masked_layer(causal):
     assert half(u.bfloat16(), gate=gate.bfloat16()).dtype == torch.bfloat16
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("options", [{}, {"causal": True}])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_on_a_gpu_outputs_and_gradients_are_those_of_the_cpu(options, dtype):
+    unit = units(**options)
+    u, padding = torch.randn(5, 9, 12), padded(5, 9)
+    gate = torch.rand(5, 9, 1).sub(0.5).clamp(min=0)
+    results = []
+    for device in ("cpu", "cuda"):
+        own = copy.deepcopy(unit).to(device, dtype)
+        given = u.to(device, dtype).requires_grad_()
+        output = own(given, padding.to(device), gate=gate.to(device, dtype))
+        grads = torch.autograd.grad(output.float().square().sum(), [given, *own.parameters()])
+        results.append([x.float().cpu() for x in (output, *grads)])
+    for got, expected in zip(*results, strict=True):
+        assert (got - expected).norm() <= (1e-4 if dtype == torch.float32 else 5e-2) * expected.norm() + 1e-5
+
+
 def test_nothing_at_all_is_fine():
     unit = units()
     assert unit(torch.randn(0, 5, 12), gate=torch.ones(0, 5, 1)).shape == (0, 5, 12)
