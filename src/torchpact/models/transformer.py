@@ -155,7 +155,8 @@ class TransformerUnit(nn.TransformerEncoderLayer):
                 last = (rows % u.size(1))[take][:, None, :, None]
                 before = torch.arange(u.size(1), device=u.device) <= last
                 mask = before if mask is None else mask & before
-            seen = self._look(asked[take], *own, mask)
+            queries = asked.index_select(0, take.flatten()).view(*take.shape, size)
+            seen = self._look(queries, *own, mask)
             looked.append(seen.flatten(0, 1).index_select(0, real))
             found.append(take.flatten().index_select(0, real))
         if len(looked) > 1:
