@@ -3,7 +3,7 @@
     python benchmarks/transformer.py [--device cpu] [--seconds 5] [--out benchmarks/transformer.csv]
 
 Layers as those of ViT-S and of a small text model: of all but the first, a share of the tokens is open, of
-every example as large or, with ``0 to 0.5``, of every one another.
+every example as large or, with ``0 to 0.5``, of every one another; and layers too small to gain anything.
 ``plain`` is a stack of ``nn.TransformerEncoderLayer``, which halts nobody, and ``masked`` computes everything
 and multiplies by the gate; each eager or by torch.compile. ``ours`` is ``tp.models.TransformerUnit``. To
 train is a forward and a backward pass. All take turns, and medians are compared. ``of_theory`` is the
@@ -21,6 +21,9 @@ from torch import Tensor, nn
 
 from torchpact.engines.timing import in_turns
 from torchpact.models import TransformerUnit
+
+SIZES = ((8, 197, 384, 6, 6), (1, 197, 384, 6, 6), (32, 64, 256, 4, 6), (64, 12, 32, 4, 6))
+"""Batch, tokens, features, heads, layers."""
 
 
 class Stack(nn.Module):
@@ -99,7 +102,7 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.manual_seed(0)
     rows = []
-    for batch, length, size, heads, layers in ((8, 197, 384, 6, 6), (1, 197, 384, 6, 6), (32, 64, 256, 4, 6)):
+    for batch, length, size, heads, layers in SIZES:
         units = [TransformerUnit(size, heads) for _ in range(layers)]
         ours, masked, plain = (made(units).to(arguments.device) for made in (Stack, Masked, Plain))
         ways: dict[str, Callable[..., Tensor]] = {"ours": ours, "masked": masked, "plain": plain}

@@ -9,7 +9,12 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 import torchpact as tp
-from torchpact.models import TransformerUnit
+from torchpact.models import TransformerUnit, transformer
+
+
+@pytest.fixture(autouse=True)
+def _small_ones_pay(monkeypatch):
+    monkeypatch.setattr(transformer, "LEAST", 0)
 
 
 class Masked(TransformerUnit):
@@ -115,12 +120,24 @@ def test_examples_may_have_very_many_open_tokens_or_few(options):
 
 
 @torch.no_grad()
-def test_where_nearly_all_are_open_none_are_picked(monkeypatch):
+def test_where_little_would_be_saved_none_are_picked(monkeypatch):
     unit = units()
     monkeypatch.setattr(unit, "_at", None)
     gate = torch.ones(2, 20, 1)
     gate[:, 3] = 0
-    assert unit(torch.randn(2, 20, 12), gate=gate).shape == (2, 20, 12)
+    u = torch.randn(2, 20, 12)
+    assert unit(u, gate=gate).shape == u.shape
+    gate[:, 3:] = 0
+    with pytest.raises(TypeError, match="not callable"):
+        unit(u, gate=gate)
+    saved = 2 * 17 * 4 * 12 * (12 + 20 + 20)
+    monkeypatch.setattr(transformer, "LEAST", saved)
+    with pytest.raises(TypeError, match="not callable"):
+        unit(u, gate=gate)
+    monkeypatch.setattr(transformer, "LEAST", saved + 1)
+    assert unit(u, gate=gate).shape == u.shape
+    with torch.enable_grad(), pytest.raises(TypeError, match="not callable"):
+        unit(u, gate=gate)
 
 
 def blocks(mode, head, **options):
