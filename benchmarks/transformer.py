@@ -13,6 +13,7 @@ measured speed-up over the best of the others divided by the one that FLOPs prom
 import statistics
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 import torch
 from options import parser_for
@@ -45,6 +46,7 @@ class Masked(Stack):
 
     def forward(self, u: Tensor, gate: Tensor) -> Tensor:
         """Return the last state."""
+        unit: Any
         for number, unit in enumerate(self.units):
             mask = gate if number else torch.ones_like(gate)
             seen = u + unit._attention(u, None) * mask
@@ -78,11 +80,11 @@ class Plain(nn.Module):
         return u
 
 
-def train(net: nn.Module, u: Tensor, gate: Tensor) -> None:
+def train(net: Callable[..., Tensor], u: Tensor, gate: Tensor) -> None:
     net(u, gate).square().mean().backward()
 
 
-def evaluate(net: nn.Module, u: Tensor, gate: Tensor) -> None:
+def evaluate(net: Callable[..., Tensor], u: Tensor, gate: Tensor) -> None:
     with torch.no_grad():
         net(u, gate)
 

@@ -20,7 +20,7 @@ def _small_ones_pay(monkeypatch):
 class Masked(TransformerUnit):
     """The definition, by layers of torch: all is computed, and what is not wanted multiplied by zero."""
 
-    def forward(self, u, padding=None, gate=None):
+    def forward(self, u, padding=None, gate=None):  # type: ignore[override]
         gate = torch.ones_like(u[..., :1]) if gate is None else gate
         x, later = self.norm1(u), torch.ones(u.size(1), u.size(1), dtype=torch.bool).triu(1)
         options = {"attn_mask": later if self.causal else None, "key_padding_mask": padding}
@@ -268,7 +268,8 @@ def test_a_copy_of_a_layer_is_like_it_and_apart_from_it():
     layer = nn.TransformerEncoderLayer(
         12, 3, activation=nn.PReLU(), norm_first=True, batch_first=True
     ).double()
-    layer.norm2, layer.dropout1.p = nn.RMSNorm(12, dtype=torch.double), 0.3
+    layer.register_module("norm2", nn.RMSNorm(12, dtype=torch.double))
+    layer.dropout1.p = 0.3
     layer.linear1.requires_grad_(False)
     state = torch.get_rng_state()
     unit = TransformerUnit.of(layer.eval(), causal=True)
@@ -309,8 +310,8 @@ class Pixels(tp.Residual):
 class Changed(Pixels):
     """It does something else, and has not said what that costs."""
 
-    def forward(self, u, gate=None):
-        return super().forward(u, gate=gate)
+    def forward(self, u, *context, gate=None):
+        return super().forward(u, *context, gate=gate)
 
 
 @torch.no_grad()
