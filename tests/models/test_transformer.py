@@ -221,6 +221,28 @@ def test_autocast_keeps_the_precision_of_the_masked_layer(causal):
     assert half(u.bfloat16(), gate=gate.bfloat16()).dtype == torch.bfloat16
 
 
+def kept_bytes(unit, u, gate):
+    """What is kept for the backward pass, each piece of memory once."""
+    kept = {}
+
+    def note(x):
+        storage = x.untyped_storage()
+        kept[storage.data_ptr()] = storage
+        return x
+
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda x: x):
+        unit(u, gate=gate)
+    return sum(storage.nbytes() for storage in kept.values())
+
+
+def test_training_keeps_less_than_masking_or_little_more():
+    unit, u = TransformerUnit(64, 4), torch.randn(8, 100, 64, requires_grad=True)
+    masked = kept_bytes(unit, u, torch.ones(8, 100, 1))
+    for share, most in ((10, 0.55), (50, 0.85), (89, 1.1)):
+        gate = (torch.arange(100) < share)[:, None].expand(8, 100, 1).float()
+        assert kept_bytes(unit, u, gate) < most * masked
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("options", [{}, {"causal": True}])
