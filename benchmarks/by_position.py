@@ -9,42 +9,17 @@ medians are compared. ``of_theory`` is the measured speed-up over the better mas
 that FLOPs promise.
 """
 
-import statistics
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Callable
 
 import torch
+from gated import Gated, compared, evaluate, train
 from options import parser_for
 from table import write_csv
 from torch import Tensor, nn
 
 import torchpact as tp
-from torchpact.engines.timing import in_turns
 
 STEPS = 4
-
-
-class Steps(nn.Module):
-    """The loop of a block, but with gates that are given."""
-
-    def __init__(self, functions: Sequence[nn.Module], by_position: bool) -> None:
-        super().__init__()
-        self.units = nn.ModuleList(tp.Residual(f, by_position=by_position) for f in functions)
-
-    def forward(self, u: Tensor, gate: Tensor) -> Tensor:
-        """Return the last state."""
-        for number, unit in enumerate(self.units):
-            u = unit(u, gate=gate if number else None)
-        return u
-
-
-def train(net: Callable[..., Tensor], u: Tensor, gate: Tensor) -> None:
-    net(u, gate).square().mean().backward()
-
-
-def evaluate(net: Callable[..., Tensor], u: Tensor, gate: Tensor) -> None:
-    with torch.no_grad():
-        net(u, gate)
 
 
 def main() -> None:
@@ -58,7 +33,10 @@ def main() -> None:
             nn.Sequential(nn.LayerNorm(size), nn.Linear(size, 4 * size), nn.GELU(), nn.Linear(4 * size, size))
             for _ in range(STEPS)
         ]
-        masked, ours = (Steps(functions, by).to(arguments.device) for by in (False, True))
+        masked, ours = (
+            Gated(tp.Residual(f, by_position=by) for f in functions).to(arguments.device)
+            for by in (False, True)
+        )
         ways: dict[str, Callable[..., Tensor]] = {"masked": masked, "rows": ours}
         if arguments.compile:
             ways["masked compiled"] = torch.compile(masked)
@@ -67,19 +45,9 @@ def main() -> None:
             gate = (torch.rand(batch, tokens, 1, device=arguments.device) < share).float()
             theory = STEPS / (1 + (STEPS - 1) * float(gate.mean()))
             for what in (train, evaluate):
-                calls = {name: partial(what, net, u, gate) for name, net in ways.items()}
-                times = in_turns(calls, seconds=arguments.seconds, least=5, most=400)
-                ms = {name: 1e3 * statistics.median(each) for name, each in times.items()}
-                best = min((name for name in ms if name != "rows"), key=ms.__getitem__)
-                speedup = ms[best] / ms["rows"]
-                row: dict[str, object] = {
-                    "tokens": f"{batch}×{tokens}×{size}",
-                    "does": what.__name__,
-                    "open": share,
-                }
-                row |= {"best": best, "best_ms": round(ms[best], 3), "rows_ms": round(ms["rows"], 3)}
-                row |= {"speedup": round(speedup, 2), "flops_speedup": round(theory, 2)}
-                row |= {"of_theory": round(speedup / theory, 2)}
+                row: dict[str, object] = {"tokens": f"{batch}×{tokens}×{size}", "does": what.__name__}
+                row |= {"open": share}
+                row |= compared(what, ways, "rows", u, gate, theory=theory, seconds=arguments.seconds)
                 rows.append(row)
                 print(*row.values(), sep="\t", flush=True)
                 write_csv(arguments.out, rows)

@@ -10,38 +10,22 @@ train is a forward and a backward pass. All take turns, and medians are compared
 measured speed-up over the best of the others divided by the one that FLOPs promise.
 """
 
-import statistics
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 import torch
+from gated import Gated, compared, evaluate, train
 from options import parser_for
 from table import write_csv
 from torch import Tensor, nn
 
-from torchpact.engines.timing import in_turns
 from torchpact.models import TransformerUnit
 
 SIZES = ((8, 197, 384, 6, 6), (1, 197, 384, 6, 6), (32, 64, 256, 4, 6), (64, 12, 32, 4, 6))
 """Batch, tokens, features, heads, layers."""
 
 
-class Stack(nn.Module):
-    """The loop of a block, but with gates that are given."""
-
-    def __init__(self, units: Sequence[TransformerUnit]) -> None:
-        super().__init__()
-        self.units = nn.ModuleList(units)
-
-    def forward(self, u: Tensor, gate: Tensor) -> Tensor:
-        """Return the last state."""
-        for number, unit in enumerate(self.units):
-            u = unit(u, gate=gate if number else None)
-        return u
-
-
-class Masked(Stack):
+class Masked(Gated):
     """Everything is computed, and what is not wanted multiplied by zero."""
 
     def forward(self, u: Tensor, gate: Tensor) -> Tensor:
@@ -80,15 +64,6 @@ class Plain(nn.Module):
         return u
 
 
-def train(net: Callable[..., Tensor], u: Tensor, gate: Tensor) -> None:
-    net(u, gate).square().mean().backward()
-
-
-def evaluate(net: Callable[..., Tensor], u: Tensor, gate: Tensor) -> None:
-    with torch.no_grad():
-        net(u, gate)
-
-
 def promised(units: Sequence[TransformerUnit], gate: Tensor) -> float:
     """Return the speed-up by FLOPs."""
     everyone = torch.ones_like(gate, dtype=torch.bool)
@@ -106,7 +81,7 @@ def main() -> None:
     rows = []
     for batch, length, size, heads, layers in SIZES:
         units = [TransformerUnit(size, heads) for _ in range(layers)]
-        ours, masked, plain = (made(units).to(arguments.device) for made in (Stack, Masked, Plain))
+        ours, masked, plain = (made(units).to(arguments.device) for made in (Gated, Masked, Plain))
         ways: dict[str, Callable[..., Tensor]] = {"ours": ours, "masked": masked, "plain": plain}
         if arguments.compile:
             ways |= {f"{name} compiled": torch.compile(ways[name]) for name in ("masked", "plain")}
@@ -118,15 +93,9 @@ def main() -> None:
             for what in (train, evaluate):
                 for net in (ours, masked, plain):
                     net.train(what is train)
-                calls = {name: partial(what, net, u, gate) for name, net in ways.items()}
-                times = in_turns(calls, seconds=arguments.seconds, least=5, most=400)
-                ms = {name: 1e3 * statistics.median(each) for name, each in times.items()}
-                best = min((name for name in ms if name != "ours"), key=ms.__getitem__)
                 row: dict[str, object] = {"tokens": f"{batch}×{length}×{size}", "does": what.__name__}
-                row |= {"open": share, "best": best, "best_ms": round(ms[best], 2)}
-                row |= {"ours_ms": round(ms["ours"], 2), "speedup": round(ms[best] / ms["ours"], 2)}
-                row |= {"flops_speedup": round(theory, 2)}
-                row |= {"of_theory": round(ms[best] / ms["ours"] / theory, 2)}
+                row |= {"open": share}
+                row |= compared(what, ways, "ours", u, gate, theory=theory, seconds=arguments.seconds)
                 rows.append(row)
                 print(*row.values(), sep="\t", flush=True)
                 write_csv(arguments.out, rows)

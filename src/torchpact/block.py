@@ -183,10 +183,14 @@ class AdaptiveBlock(nn.Module):
         """Whether any step after the first takes the gate."""
         return any(is_gated(step) for step in (self.steps[1:] if len(self.steps) > 1 else self.steps))
 
+    def _step(self, index: int) -> nn.Module:
+        """Return the step at ``index``, be it one that all iterations share."""
+        return self.steps[index if len(self.steps) > 1 else 0]
+
     def _advance(
         self, index: int, u: State, gate: Tensor | None, context: tuple[Any, ...], freeze: bool
     ) -> State:
-        step = self.steps[index if len(self.steps) > 1 else 0]
+        step = self._step(index)
         # a step that takes the gate leaves closed positions as they are; for others the block does
         freezes_itself = gate is not None and is_gated(step)
         before = _state.versions(u)

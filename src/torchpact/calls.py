@@ -33,6 +33,11 @@ class Given(NamedTuple):
     inputs: Inputs
     named: dict[str, Any]
 
+    @property
+    def values(self) -> list[Any]:
+        """All of it, without names."""
+        return [*self.inputs, *self.named.values()]
+
     def to(self, net: Callable[..., Any]) -> Any:
         """Call it."""
         return net(*self.inputs, **self.named)
@@ -83,7 +88,7 @@ def leading(given: Given) -> Tensor:
     """
     first = next(tensors_in(given), None)
     if first is None:
-        kinds = ", ".join(type(x).__name__ for x in (*given.inputs, *given.named.values())) or "nothing"
+        kinds = ", ".join(type(x).__name__ for x in given.values) or "nothing"
         raise TypeError(f"expected tensors whose first dimension is the batch, got {kinds}")
     if not first.dim():
         raise TypeError("expected tensors whose first dimension is the batch, got one without dimensions")

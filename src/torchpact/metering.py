@@ -200,9 +200,10 @@ def _spent(part: Part, call: Call, prices: _Prices, batch: int, name: str) -> tu
     for index, price in enumerate(prices.steps[: part.max_steps]):
         asked = sum(prices.heads[index : index + 1]) if index + 1 < part.max_steps else 0
         said = _said(part, index, call) if batch else None
-        flops += (steps > index).sum(1).cpu() * ((price * (said is None) + asked) / shares)
         if said is not None:
+            price = 0
             flops += said.reshape(batch, -1).sum(1).cpu()
+        flops += (steps > index).sum(1).cpu() * ((price + asked) / shares)
     each = sum(prices.steps[: part.max_steps])
     ran = int((steps > 0).sum()) / max(batch, 1)  # not what is padding
     return flops.round().long().to(steps.device), each * ran / shares
@@ -220,7 +221,7 @@ def _said(part: Part, index: int, call: Call) -> Tensor | None:
     """Return what a step says that it costs each row, if it does, given which positions ran it."""
     if isinstance(part, AdaptiveRNN):
         return None
-    step: Any = part.steps[index if len(part.steps) > 1 else 0]
+    step: Any = part._step(index)
     if not says_its_cost(step):
         return None
     said: Tensor = step.flops_where(call.ponder.steps > index, call.output.shape)

@@ -80,9 +80,10 @@ class CompactBlock(nn.Module):
             if not mode.hard:
                 _add(output, rows, u, weight)
             gate = mode.gate(remaining)
-            stay = gate.flatten().nonzero().squeeze(1)
+            goes_on = (gate > 0).flatten()
+            stay = goes_on.nonzero().squeeze(1)
             if stay.size(0) < rows.size(0):
-                gone = (gate == 0).flatten().nonzero().squeeze(1)
+                gone = (~goes_on).nonzero().squeeze(1)
                 left = rows.index_select(0, gone)
                 steps.index_fill_(0, left, step)
                 if mode.hard:

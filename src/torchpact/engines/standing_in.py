@@ -107,7 +107,7 @@ class Rebuilt:
         self.layouts = [given]
         self._fit(given)
         last = with_channels_last(given)
-        if any(x is not y for x, y in zip(_values(last), _values(given), strict=True)):
+        if any(x is not y for x, y in zip(last.values, given.values, strict=True)):
             with suppress(RuntimeError):  # not all code can view it in another shape
                 self._run(last)
                 self.layouts.append(last)
@@ -129,10 +129,6 @@ class Rebuilt:
     def runs(self) -> list[Callable[[], None]]:
         """A call for each layout that will do."""
         return [partial(self._run, given) for given in self.layouts]
-
-
-def _values(given: Given) -> list[Any]:
-    return [*given.inputs, *given.named.values()]
 
 
 def seconds_of(ways: Mapping[str, Rebuilt]) -> dict[str, list[float]]:

@@ -95,15 +95,9 @@ class TransformerUnit(nn.TransformerEncoderLayer):
         self._check(u, padding, gate)
         if gate is not None:
             gate = gate.to(u.dtype).expand(*u.shape[:2], 1)
-            if readable(gate):
-                is_open = gate.squeeze(2) != 0
-                counts: list[int] = is_open.sum(1).tolist()
-                if not any(counts) and not torch.is_grad_enabled():
-                    return u  # else all of it has gradients, if only zeros, as optimizers and DDP expect
-                if not all(counts):
-                    return self._for(is_open.any(1).nonzero().squeeze(1), u, padding, gate)
-                if self._pays(counts, u.size(1)):
-                    return self._at(is_open, counts, u, padding, gate)
+            picked = self._where_open(u, padding, gate) if readable(gate) else None
+            if picked is not None:
+                return picked
         seen = u + _times(self._attention(u, padding), gate)
         return seen + _times(self._thought(seen), gate)
 
@@ -115,9 +109,9 @@ class TransformerUnit(nn.TransformerEncoderLayer):
         >>> unit.flops_where(active, (3, 10, 32))
         tensor([     0, 149760, 258560])
         """
-        _, length, size = shape
         tokens = active.expand(*shape[:2], 1).sum((1, 2))
-        return tokens * self._of_a_token(length) + (tokens > 0) * (4 * length * size**2)
+        flops: Tensor = self._flops(tokens, tokens > 0, shape[1])
+        return flops
 
     def _pays(self, counts: list[int], length: int) -> bool:
         """Whether it takes less time to compute so many tokens of each example than all."""
@@ -130,6 +124,20 @@ class TransformerUnit(nn.TransformerEncoderLayer):
     def _of_a_token(self, length: int) -> int:
         """Return the FLOPs of a token besides its key and its value."""
         return 4 * self.size * (self.size + length + self.linear1.out_features)
+
+    def _flops(self, tokens: Any, examples: Any, length: int) -> Any:
+        """Return those of so many tokens, and of the keys and values of their examples."""
+        return tokens * self._of_a_token(length) + examples * (4 * length * self.size**2)
+
+    def _where_open(self, u: Tensor, padding: Tensor | None, gate: Tensor) -> Tensor | None:
+        """Compute what has an open gate; None if it takes no longer to compute everything."""
+        is_open = gate.squeeze(2) != 0
+        counts: list[int] = is_open.sum(1).tolist()
+        if not any(counts) and not torch.is_grad_enabled():
+            return u  # else all of it has gradients, if only zeros, as optimizers and DDP expect
+        if not all(counts):
+            return self._for(is_open.any(1).nonzero().squeeze(1), u, padding, gate)
+        return self._at(is_open, counts, u, padding, gate) if self._pays(counts, u.size(1)) else None
 
     def _for(self, alive: Tensor, u: Tensor, padding: Tensor | None, gate: Tensor) -> Tensor:
         """Compute some examples only, for in the others all tokens have halted."""
@@ -163,19 +171,18 @@ class TransformerUnit(nn.TransformerEncoderLayer):
             x.flatten(0, 1).index_select(0, rows), weight[:size], None if bias is None else bias[:size]
         )
         keys, values = F.linear(x, weight[size:], None if bias is None else bias[size:]).chunk(2, -1)
+        seen, last = _seen(padding), rows % u.size(1)
         looked, found = [], []
         for examples, take, real in _groups(counts, u.device, self._is_even(counts, u.size(1))):
-            mask, own = _seen(padding), (keys, values)
+            mask, own = seen, (keys, values)
             if len(examples) < len(u):
                 own = keys.index_select(0, examples), values.index_select(0, examples)
                 mask = None if mask is None else mask.index_select(0, examples)
             if self.causal:
-                last = (rows % u.size(1))[take][:, None, :, None]
-                before = torch.arange(u.size(1), device=u.device) <= last
+                before = torch.arange(u.size(1), device=u.device) <= last[take][:, None, :, None]
                 mask = before if mask is None else mask & before
             queries = asked.index_select(0, take.flatten()).view(*take.shape, size)
-            seen = self._look(queries, *own, mask)
-            looked.append(seen.flatten(0, 1).index_select(0, real))
+            looked.append(self._look(queries, *own, mask).flatten(0, 1).index_select(0, real))
             found.append(take.flatten().index_select(0, real))
         if len(looked) > 1:
             looked = [torch.empty_like(asked).index_copy(0, torch.cat(found), torch.cat(looked))]
@@ -188,9 +195,8 @@ class TransformerUnit(nn.TransformerEncoderLayer):
         fifth would be lost. Of 32 × 64, it would be a fiftieth, and groups took 8 % longer.
         """
         tokens, examples = sum(counts), len(counts)
-        lost = (examples * max(counts) - tokens) * length
-        whole = examples * length * self.size + tokens * (self.size + length + self.linear1.out_features)
-        return lost <= whole / 20
+        lost = 4 * self.size * length * (examples * max(counts) - tokens)
+        return bool(lost <= self._flops(tokens, examples, length) / 20)
 
     def _projection(self) -> tuple[Tensor, Tensor | None]:
         """Return weight and bias of queries, keys and values."""
@@ -268,7 +274,7 @@ def _groups(
     for examples in groups:
         own = torch.tensor([counts[example] for example in examples], device=device)[:, None]
         first = torch.tensor([starts[example] for example in examples], device=device)[:, None]
-        places = torch.arange(int(max(counts[example] for example in examples)), device=device)
+        places = torch.arange(max(counts[example] for example in examples), device=device)
         real = (places < own).flatten().nonzero().squeeze(1)
         yield torch.tensor(examples, device=device), first + torch.minimum(places, own - 1), real
 
