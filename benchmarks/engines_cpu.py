@@ -21,12 +21,12 @@ from options import parser_for
 from table import write_csv
 from torch import Tensor
 
-from torchpact.bench.blobs import with_blobs
-from torchpact.bench.rows import NetworkBench, Row, Setting
-from torchpact.commands.bench import PRECISIONS
-from torchpact.commands.common import find_network
-from torchpact.data import load_sample, standardize
 from torchpact.models import ResNet, ResNetConfig
+from torchpact_recipes.bench.blobs import with_blobs
+from torchpact_recipes.bench.rows import NetworkBench, Row, Setting
+from torchpact_recipes.commands.bench import PRECISIONS
+from torchpact_recipes.commands.common import find_network
+from torchpact_recipes.data import load_sample, standardize
 
 NETWORKS = ("resnet32-tau0.01", "resnet32-tau0.05", "resnet110-tau0.005", "resnet110-tau0.01")
 ENGINES = ("dense", "sparse", "compact", "native")

@@ -19,13 +19,13 @@ from gpu_timing import called, microseconds
 from table import write_csv
 from torch import Tensor, nn
 
-from torchpact.bench.blobs import block_with_blobs, with_blobs
-from torchpact.bench.dense import FoldedNet
 from torchpact.engines import FoldedBlock, deploy
-from torchpact.engines.gpu import SparseGPUBlock
-from torchpact.flops import flops_from_ponders, max_flops
+from torchpact.engines.conv.triton.engine import SparseGPUBlock
+from torchpact.flops.conv import block_flops
+from torchpact.flops.count import flops_from_ponders, max_flops
 from torchpact.models import ResNetConfig, build
-from torchpact.unit_flops import block_flops
+from torchpact_recipes.bench.blobs import block_with_blobs, with_blobs
+from torchpact_recipes.bench.dense import FoldedNet
 
 BLOCKS = [  # channels, size of the maps, batch
     (64, 56, 64),

@@ -24,11 +24,11 @@ from engines_gpu import BLOCKS
 from table import write_csv
 from torch.nn import functional as F
 
-from torchpact.bench.blobs import block_with_blobs, smooth_noise
 from torchpact.engines import FoldedBlock
-from torchpact.engines.gpu import SparseGPUBlock
-from torchpact.engines.gpu_kernels import convolve
-from torchpact.engines.gpu_tiles import REGION, Tiles, region_for
+from torchpact.engines.conv.triton.engine import SparseGPUBlock
+from torchpact.engines.conv.triton.gpu_kernels import convolve
+from torchpact.engines.conv.triton.tiles import REGION, Tiles, region_for
+from torchpact_recipes.bench.blobs import block_with_blobs, smooth_noise
 
 microseconds = partial(gpu_timing.microseconds, times=10, quick=True)
 

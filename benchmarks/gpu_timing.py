@@ -8,8 +8,8 @@ from contextlib import contextmanager
 
 import torch
 
-from torchpact.training.algorithms import fastest_algorithms
-from torchpact.training.iterations import Iterations
+from torchpact_recipes.training.algorithms import fastest_algorithms
+from torchpact_recipes.training.iterations import Iterations
 
 SKIPPED, LEAST, MOST = 3, 7, 33
 """Of so many times, at least and at most, the first few do not count."""

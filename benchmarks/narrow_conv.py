@@ -16,7 +16,7 @@ from table import write_csv
 from torch import Tensor
 from torch.nn import functional as F
 
-from torchpact.training.narrow_conv import _weight_gradient, narrow_conv
+from torchpact_recipes.training.kernels.narrow_conv import _weight_gradient, narrow_conv
 
 Work = Callable[[], object]
 

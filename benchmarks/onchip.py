@@ -25,17 +25,17 @@ from gpu_timing import called
 from table import write_csv
 from torch import Tensor
 
-from torchpact.bench.dense import FoldedNet, dense_alternatives, plain_config, plain_net
-from torchpact.bench.rows import percentile
-from torchpact.block import use_mode
-from torchpact.commands.common import find_network, load_test
-from torchpact.data import Images
+from torchpact.core.block import use_mode
 from torchpact.engines import deploy
 from torchpact.engines.timing import in_turns
-from torchpact.flops import flops_from_ponders, max_flops
+from torchpact.flops.count import flops_from_ponders, max_flops
 from torchpact.models import ResNet, ResNetConfig
-from torchpact.models.units import HaltingHead
-from torchpact.training.inputs import as_input
+from torchpact.nn.conv_units import HaltingHead
+from torchpact_recipes.bench.dense import FoldedNet, dense_alternatives, plain_config, plain_net
+from torchpact_recipes.bench.rows import percentile
+from torchpact_recipes.commands.common import find_network, load_test
+from torchpact_recipes.data import Images
+from torchpact_recipes.training.inputs import as_input
 
 PRECISIONS = {"bf16": torch.bfloat16, "fp16": torch.float16}
 

@@ -20,18 +20,18 @@ from gpu_timing import called
 from table import write_csv
 from torch import Tensor
 
-from torchpact.bench.dense import plain_net
-from torchpact.block import use_mode
-from torchpact.commands.common import find_network
-from torchpact.data import load_sample
+from torchpact.core.block import use_mode
 from torchpact.engines import FoldedBlock
+from torchpact.engines.conv.onchip import build
+from torchpact.engines.conv.onchip.calls import Call
+from torchpact.engines.conv.onchip.plan import Plan
 from torchpact.engines.graphs import replayed
-from torchpact.engines.onchip import build
-from torchpact.engines.onchip.calls import Call
-from torchpact.engines.onchip.plan import Plan
-from torchpact.flops import flops_from_ponders, max_flops
+from torchpact.flops.count import flops_from_ponders, max_flops
 from torchpact.models import ResNet
-from torchpact.training.inputs import as_input
+from torchpact_recipes.bench.dense import plain_net
+from torchpact_recipes.commands.common import find_network
+from torchpact_recipes.data import load_sample
+from torchpact_recipes.training.inputs import as_input
 
 PEAK_FLOPS = 989e12
 SHARED_BYTES = 128 * 1.98e9  # a second and multiprocessor

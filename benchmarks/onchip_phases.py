@@ -35,19 +35,19 @@ from onchip import never_halting
 from table import write_csv
 from torch import Tensor
 
-from torchpact.bench.dense import plain_net
-from torchpact.block import Ponder, use_mode
-from torchpact.commands.common import find_network, load_test
-from torchpact.data import load_sample
+from torchpact.core.block import Ponder, use_mode
 from torchpact.engines import FoldedBlock
+from torchpact.engines.conv.onchip import build
+from torchpact.engines.conv.onchip.calls import Args, Call, Weights
+from torchpact.engines.conv.onchip.driver import LoadedBlock, load
+from torchpact.engines.conv.onchip.nvrtc import compile_block
+from torchpact.engines.conv.onchip.plan import Plan
 from torchpact.engines.graphs import replayed
-from torchpact.engines.onchip import build
-from torchpact.engines.onchip.calls import Args, Call, Weights
-from torchpact.engines.onchip.driver import LoadedBlock, load
-from torchpact.engines.onchip.nvrtc import compile_block
-from torchpact.engines.onchip.plan import Plan
 from torchpact.models import ResNet
-from torchpact.training.inputs import as_input
+from torchpact_recipes.bench.dense import plain_net
+from torchpact_recipes.commands.common import find_network, load_test
+from torchpact_recipes.data import load_sample
+from torchpact_recipes.training.inputs import as_input
 
 STAMPS, STAMPED = 12, 528
 """In a unit; CTAs that take them. See ``stamps.cuh``."""

@@ -19,10 +19,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.profiler import ProfilerActivity, profile
 
-from torchpact.models.units import HaltingHead
-from torchpact.training.compiling import compiled
-from torchpact.training.one_kernel_head import with_one_kernel_heads
-from torchpact.training.one_kernel_norm import with_one_kernel_norms
+from torchpact.nn.conv_units import HaltingHead
+from torchpact_recipes.training.compiling import compiled
+from torchpact_recipes.training.kernels.fused_bn_relu import with_one_kernel_norms
+from torchpact_recipes.training.kernels.fused_head import with_one_kernel_heads
 
 SHAPES = ((16, 32), (32, 16), (64, 8))
 

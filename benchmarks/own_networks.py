@@ -24,9 +24,9 @@ from table import write_csv
 from torch import Tensor, nn
 
 import torchpact as tp
-from torchpact.bench.bottleneck import PlainBottlenecks, bottlenecks_with_blobs
-from torchpact.bench.dense import dense_alternatives
 from torchpact.engines.timing import in_turns
+from torchpact_recipes.bench.bottleneck import PlainBottlenecks, bottlenecks_with_blobs
+from torchpact_recipes.bench.dense import dense_alternatives
 
 Ways = dict[str, Callable[[], object]]
 

@@ -30,7 +30,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import torchpact as tp
-from torchpact._state import State
+from torchpact.core.state import State
 from torchpact.engines.timing import interleaved
 from torchpact.models import HaltingUnit, never_halt
 

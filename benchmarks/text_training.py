@@ -17,8 +17,8 @@ import torch
 from gpu_timing import iterations_per_second
 from table import write_csv
 
-from torchpact.training import SequenceLearner, sequence_preset
-from torchpact.training.sequence_joint import join_sequences
+from torchpact_recipes.training import SequenceLearner, sequence_preset
+from torchpact_recipes.training.ensemble.sequence import join_sequences
 
 CASES = [  # preset, method, steps, networks, own kernels, iterations to time
     ("small", "plain", 1, 1, False, 60),

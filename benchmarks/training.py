@@ -16,10 +16,10 @@ import torch
 from gpu_timing import iterations_per_second
 from table import write_csv
 
-from torchpact.data import Images
 from torchpact.models import ResNetConfig
-from torchpact.training import Learner, preset
-from torchpact.training.joint import Joint
+from torchpact_recipes.data import Images
+from torchpact_recipes.training import Learner, preset
+from torchpact_recipes.training.ensemble.images import Joint
 
 CASES = [  # units, method, together, joint, iterations to time
     (5, "plain", 1, False, 1500),

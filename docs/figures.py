@@ -7,12 +7,11 @@ import matplotlib.pyplot as plt
 import torch
 
 import torchpact as tp
-from torchpact import newton
-from torchpact.data import load_sample
-from torchpact.models import zoo
-from torchpact.training import TrainConfig
-from torchpact.training.titles import title_of
-from torchpact.viz import compare_maps, ponder_maps
+from torchpact_recipes import newton, zoo
+from torchpact_recipes.data import load_sample
+from torchpact_recipes.training import TrainConfig
+from torchpact_recipes.training.titles import title_of
+from torchpact_recipes.viz import compare_maps, ponder_maps
 
 IMAGES = Path(__file__).parent / "images"
 

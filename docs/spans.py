@@ -34,10 +34,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from torchpact.experiments import EXPERIMENTS, SCALES, AnyRun, Archive
-from torchpact.experiments.evidence import early_weight, undecided
-from torchpact.experiments.gather import Spread, spread
-from torchpact.models import ResNetConfig, zoo
+from torchpact.models import ResNetConfig
+from torchpact_recipes import zoo
+from torchpact_recipes.experiments import EXPERIMENTS, SCALES, AnyRun, Archive
+from torchpact_recipes.experiments.evidence import early_weight, undecided
+from torchpact_recipes.experiments.gather import Spread, spread
 
 ROOT = Path(__file__).resolve().parent.parent
 SPAN = re.compile(r"<!--= (?P<what>[^>]*?) -->(?P<text>.*?)<!--/-->", re.DOTALL)

@@ -24,13 +24,13 @@ from pathlib import Path
 
 import spans
 
-from torchpact._files import write_whole
-from torchpact.experiments import EXPERIMENTS, SCALES, claims, rnn_tables, summary
-from torchpact.experiments.rnn_figures import Point
-from torchpact.experiments.rnn_runs import SequenceRun
-from torchpact.models import zoo
-from torchpact.training import TrainConfig
-from torchpact.training.titles import title
+from torchpact.files import write_whole
+from torchpact_recipes import zoo
+from torchpact_recipes.experiments import EXPERIMENTS, SCALES, claims, rnn_tables, summary
+from torchpact_recipes.experiments.rnn_figures import Point
+from torchpact_recipes.experiments.rnn_runs import SequenceRun
+from torchpact_recipes.training import TrainConfig
+from torchpact_recipes.training.titles import title
 
 ROOT = spans.ROOT
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]

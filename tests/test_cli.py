@@ -6,10 +6,11 @@ import pytest
 import torch
 
 import torchpact as tp
-from torchpact import cli, newton
-from torchpact.commands import demo
-from torchpact.data import load_sample
-from torchpact.training.checkpoint import load_model
+from torchpact import cli
+from torchpact_recipes import newton
+from torchpact_recipes.commands import demo
+from torchpact_recipes.data import load_sample
+from torchpact_recipes.training.checkpoint import load_model
 
 
 def run(monkeypatch, *arguments):
@@ -105,7 +106,7 @@ def test_zoo_add_hands_on_what_the_card_should_say(monkeypatch, capsys):
     def refuse(*arguments, note):
         raise ValueError(f"{arguments[1]}: {note}")
 
-    monkeypatch.setattr("torchpact.commands.zoo.add_entry", refuse)
+    monkeypatch.setattr("torchpact_recipes.commands.zoo.add_entry", refuse)
     add = ("zoo", "add", "runs/a", "--name", "a", "--data", "sample", "--note", "Continued once.")
     assert run(monkeypatch, *add) == 2
     assert capsys.readouterr().err == "torchpact: a: Continued once.\n"

@@ -5,8 +5,8 @@ import re
 
 import pytest
 
-from torchpact.commands import common
-from torchpact.data import Images, load_sample
+from torchpact_recipes.commands import common
+from torchpact_recipes.data import Images, load_sample
 
 
 @pytest.fixture(autouse=True)

@@ -9,9 +9,9 @@ from torch import nn
 
 from tests.training.small import images
 from tests.viz.networks import network
-from torchpact import demo
-from torchpact.commands import demo as command
-from torchpact.commands.common import Interrupted
+from torchpact_recipes import demo
+from torchpact_recipes.commands import demo as command
+from torchpact_recipes.commands.common import Interrupted
 
 
 @pytest.fixture(scope="module")

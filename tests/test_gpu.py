@@ -10,9 +10,9 @@ from torch import nn
 import torchpact as tp
 from tests.training.small import METHODS, config, images
 from tests.training.test_sequence_trainer import TEXTS, settings
-from torchpact.data import Images, standardize
 from torchpact.models import SequenceNet, build
-from torchpact.training import (
+from torchpact_recipes.data import Images, standardize
+from torchpact_recipes.training import (
     Learner,
     SequenceLearner,
     SequenceTrainer,
@@ -20,9 +20,9 @@ from torchpact.training import (
     evaluate_on_text,
     evaluate_sequences,
     load_sequence_model,
-    sequence_joint,
 )
-from torchpact.training.variance import gradient_variance
+from torchpact_recipes.training.ensemble import sequence as sequence_joint
+from torchpact_recipes.training.variance import gradient_variance
 
 pytestmark = [
     pytest.mark.gpu,
@@ -127,7 +127,7 @@ def halves(learner, read):
 
 @pytest.mark.parametrize("method", ["plain", "relaxed", "act"])
 def test_joint_networks_learn_each_its_own(method):
-    from torchpact.training.joint import Joint
+    from torchpact_recipes.training.ensemble.images import Joint
 
     data = on_gpu(images())
     settings = [config(method, iterations=200, batch=32, precision="bf16", seed=seed) for seed in range(3)]
@@ -162,7 +162,7 @@ def test_a_compiled_network_learns_from_a_teacher():
 
 
 def test_a_teacher_on_the_chip_says_what_its_layers_say():
-    from torchpact.training.teaching import Teacher
+    from torchpact_recipes.training.teaching import Teacher
 
     data, device = on_gpu(images()), torch.device("cuda")
     torch.manual_seed(0)
@@ -186,7 +186,7 @@ def test_a_compiled_network_learns(method):
 
 
 def test_narrow_convolutions_are_convolutions():
-    from torchpact.training.narrow_conv import narrow_conv
+    from torchpact_recipes.training.kernels.narrow_conv import narrow_conv
 
     for shape in ((128, 16, 32, 32), (3, 16, 7, 5), (1, 32, 1, 1), (2, 64, 8, 8)):
         x = torch.randn(shape, device="cuda").bfloat16().requires_grad_()
@@ -202,7 +202,7 @@ def test_narrow_convolutions_are_convolutions():
 
 
 def test_strided_convolutions_of_several_networks_are_convolutions():
-    from torchpact.training.joint_conv import strided_conv
+    from torchpact_recipes.training.ensemble.conv import strided_conv
 
     for networks, shape, outputs in (
         (8, (64, 16, 32, 32), 32),
@@ -230,7 +230,7 @@ def close(found, exact):
 
 @pytest.mark.parametrize("shape", [(128, 16, 32, 32), (3, 48, 7, 5), (128, 64, 8, 8), (2, 16, 1, 1)])
 def test_norms_of_one_kernel_are_batch_norms(shape):
-    from torchpact.training.one_kernel_norm import with_one_kernel_norms
+    from torchpact_recipes.training.kernels.fused_bn_relu import with_one_kernel_norms
 
     norms: list[Any] = [nn.BatchNorm2d(shape[1], eps=1e-3).cuda() for _ in range(2)]
     plain, ours = norms
@@ -252,8 +252,8 @@ def test_norms_of_one_kernel_are_batch_norms(shape):
 
 @pytest.mark.parametrize("shape", [(128, 16, 32, 32), (3, 48, 7, 5), (128, 64, 8, 8), (2, 16, 1, 1)])
 def test_heads_of_one_kernel_are_heads(shape):
-    from torchpact.models.units import HaltingHead
-    from torchpact.training.one_kernel_head import with_one_kernel_heads
+    from torchpact.nn.conv_units import HaltingHead
+    from torchpact_recipes.training.kernels.fused_head import with_one_kernel_heads
 
     heads: list[Any] = [HaltingHead(shape[1]).cuda() for _ in range(2)]
     plain, ours = (head.to(memory_format=torch.channels_last) for head in heads)

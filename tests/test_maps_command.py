@@ -9,12 +9,13 @@ import pytest
 from PIL import Image
 
 from tests.viz.networks import write_checkpoint
-from torchpact.commands.common import check_folder
-from torchpact.data import load_sample
-from torchpact.models import ResNetConfig, zoo
-from torchpact.training import TrainConfig
-from torchpact.training.checkpoint import load_model, save_checkpoint
-from torchpact.viz import ponder_maps
+from torchpact.models import ResNetConfig
+from torchpact_recipes import zoo
+from torchpact_recipes.commands.common import check_folder
+from torchpact_recipes.data import load_sample
+from torchpact_recipes.training import TrainConfig
+from torchpact_recipes.training.checkpoint import load_model, save_checkpoint
+from torchpact_recipes.viz import ponder_maps
 
 
 @pytest.fixture
@@ -118,7 +119,7 @@ def test_where_nothing_can_be_written_is_told_before_anything_is_computed(run, t
     def no_maps(*_, **__):
         raise AssertionError("computed before it was refused")
 
-    monkeypatch.setattr("torchpact.commands.maps.ponder_maps", no_maps)
+    monkeypatch.setattr("torchpact_recipes.commands.maps.ponder_maps", no_maps)
     model, file = checkpoint(tmp_path), tmp_path / "file"
     file.touch()
     for output in (file, file / "below"):
@@ -129,7 +130,9 @@ def test_where_nothing_can_be_written_is_told_before_anything_is_computed(run, t
 
 @pytest.mark.skipif(not Path("/proc/self").is_dir(), reason="needs a folder that nobody can write in: /proc")
 def test_a_folder_that_nobody_can_write_in_is_told_before_anything_is_read(run, monkeypatch):
-    monkeypatch.setattr("torchpact.commands.maps.find_network", lambda name: pytest.fail("read before"))
+    monkeypatch.setattr(
+        "torchpact_recipes.commands.maps.find_network", lambda name: pytest.fail("read before")
+    )
     for output in ("/proc/x", "/proc/x/y", "/proc"):
         code, printed, err = run("-o", output)
         assert (code, printed) == (2, "")

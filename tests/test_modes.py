@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import torchpact as tp
-from torchpact.modes import MODES, as_mode
+from torchpact.core.modes import MODES, as_mode
 
 
 def run(mode, logits):

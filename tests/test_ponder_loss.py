@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import torchpact as tp
-from torchpact.objective import ponder_loss
+from torchpact.core.objective import ponder_loss
 
 LENGTHS = st.integers(1, 6)
 

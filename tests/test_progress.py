@@ -8,11 +8,11 @@ import pytest
 from rich.console import Console
 
 from tests.training.small import config, images
-from torchpact.commands import progress
-from torchpact.commands.common import Interrupted
-from torchpact.commands.progress import TrainingProgress
-from torchpact.training import Trainer
-from torchpact.training.stopping import Stopped
+from torchpact_recipes.commands import progress
+from torchpact_recipes.commands.common import Interrupted
+from torchpact_recipes.commands.progress import TrainingProgress
+from torchpact_recipes.training import Trainer
+from torchpact_recipes.training.stopping import Stopped
 
 NAME = "relaxed-tau0.01-seed0"
 

@@ -5,7 +5,7 @@ import torch
 from torch.distributions import RelaxedBernoulli
 
 from tests.problems import assert_mean_is
-from torchpact.relaxation import bernoulli, logistic_noise, relaxed_bernoulli
+from torchpact.core.relaxation import bernoulli, logistic_noise, relaxed_bernoulli
 
 COUNT = 200_000
 

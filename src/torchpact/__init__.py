@@ -10,22 +10,16 @@ In general       svo: stochastic variational optimization of any f(z)
 """
 
 from torchpact import models, svo
-from torchpact.baseline import EMABaseline
-from torchpact.block import AdaptiveBlock, Ponder, use_mode
+from torchpact.core.baseline import EMABaseline
+from torchpact.core.block import AdaptiveBlock, Ponder, use_mode
+from torchpact.core.halting import ACTHalting, act_halting, expected_steps, log_stick_breaking, stick_breaking
+from torchpact.core.modes import ACT, Discrete, Relaxed, Thresholded
+from torchpact.core.objective import map_loss, ponder_loss, reinforce_loss
+from torchpact.core.priors import TruncatedGeometric
+from torchpact.core.residual import Residual
 from torchpact.engines import deploy
-from torchpact.flops import count_flops
-from torchpact.halting import (
-    ACTHalting,
-    act_halting,
-    expected_steps,
-    log_stick_breaking,
-    stick_breaking,
-)
+from torchpact.flops.count import count_flops
 from torchpact.models import AdaptiveRNN
-from torchpact.modes import ACT, Discrete, Relaxed, Thresholded
-from torchpact.objective import map_loss, ponder_loss, reinforce_loss
-from torchpact.priors import TruncatedGeometric
-from torchpact.residual import Residual
 
 __version__ = "0.1.0"
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from torchpact.data import BatchOrder, augment, crop_and_flip, standardize
+from torchpact_recipes.data import BatchOrder, augment, crop_and_flip, standardize
 
 SHAPES = st.tuples(st.integers(0, 4), st.integers(1, 4), st.integers(1, 9), st.integers(1, 9))
 

@@ -25,9 +25,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from torchpact.data import DataError, cifar10, fetch_cifar10, load_cifar10
-from torchpact.data.cifar10_formats import CIFAR10_FILES, BatchFile
-from torchpact.data.files import download
+from torchpact_recipes.data import DataError, cifar10, fetch_cifar10, load_cifar10
+from torchpact_recipes.data.cifar10_formats import CIFAR10_FILES, BatchFile
+from torchpact_recipes.data.files import download
 
 STEMS = [f"data_batch_{i}" for i in range(1, 6)] + ["test_batch"]
 # Batches of different lengths, so that a wrong offset into the labels cannot go unseen

@@ -18,8 +18,8 @@ import pytest
 import torch
 
 from torchpact import cli
-from torchpact.data import DataError, enwik8, fetch_enwik8, load_enwik8
-from torchpact.data.enwik8 import ENWIK8, Text
+from torchpact_recipes.data import DataError, enwik8, fetch_enwik8, load_enwik8
+from torchpact_recipes.data.enwik8 import ENWIK8, Text
 
 DATA = random.Random(0).randbytes(1000)
 TEXT = Text(size=1000, md5=hashlib.md5(DATA).hexdigest(), valid=50, test=50)
@@ -280,7 +280,7 @@ def test_the_command_stores_a_copy_or_says_in_one_line_why_not(
         cli.main()
     assert exit_.value.code == 2
     assert capsys.readouterr().err == "torchpact: enwik8: expected 100000000 bytes, got 1000\n"
-    monkeypatch.setattr("torchpact.commands.data.fetch_enwik8", partial(fetch_enwik8, text=TEXT))
+    monkeypatch.setattr("torchpact_recipes.commands.data.fetch_enwik8", partial(fetch_enwik8, text=TEXT))
     with pytest.raises(SystemExit) as exit_:
         cli.main()
     assert not exit_.value.code

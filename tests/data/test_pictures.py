@@ -5,7 +5,7 @@ import pytest
 import torch
 from PIL import Image
 
-from torchpact.data import DataError, load_sample, read_picture
+from torchpact_recipes.data import DataError, load_sample, read_picture
 
 COLOURS = np.array([[[255, 0, 0], [0, 255, 0]], [[0, 0, 255], [9, 9, 9]]], dtype=np.uint8)
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from torchpact.data.tasks import GATES, TASKS, UNASKED, Addition, Logic, Parity, Sort, task
+from torchpact_recipes.data.tasks import GATES, TASKS, UNASKED, Addition, Logic, Parity, Sort, task
 
 EVERY = [(name, size) for name in TASKS for size in TASKS[name]]
 

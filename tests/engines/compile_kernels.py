@@ -9,9 +9,9 @@ import torch
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, compile
 
-from torchpact.engines.gpu_kernels import convolve, survey_all
-from torchpact.engines.gpu_lists import advance
-from torchpact.engines.gpu_tiles import FROZEN, TILES, fitting, region_for
+from torchpact.engines.conv.triton.gpu_kernels import convolve, survey_all
+from torchpact.engines.conv.triton.lists import advance
+from torchpact.engines.conv.triton.tiles import FROZEN, TILES, fitting, region_for
 
 MAPS = {"x", "y", "u", "old", "raised", "weight", "columns"}
 INTEGERS = {"zero", "pixels", "height", "width", "height_before", "width_before", "iteration", "last", "left"}

@@ -8,7 +8,7 @@ from typing import Any
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, compile
 
-from torchpact.engines.recurrent_gpu_kernels import begin, move
+from torchpact.engines.recurrent.gpu_kernels import begin, move
 
 TYPES = {
     "table": "*i64", "notes": "*i32", "next_notes": "*i32", "count": "*i32", "next_count": "*i32",

@@ -9,7 +9,7 @@ import tempfile
 from functools import cache
 from pathlib import Path
 
-from torchpact.engines import recurrent_cluster
+from torchpact.engines.recurrent import cluster as recurrent_cluster
 
 FLAGS = ("-std=c++17", "-O1", "-fPIC", "-shared", "-Wall", "-Wextra", "-Wno-unknown-pragmas")
 BOUNDS = ("-fsanitize=bounds", "-fsanitize-undefined-trap-on-error")

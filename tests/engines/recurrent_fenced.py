@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from tests.engines.recurrent_emulation import BOUNDS, library
-from torchpact.engines.recurrent_cluster import Clusters, shape_of
-from torchpact.engines.recurrent_gpu_call import Cell, Result, UnderWay, pieces_of
+from torchpact.engines.recurrent.cluster import Clusters, shape_of
+from torchpact.engines.recurrent.gpu_call import Cell, Result, UnderWay, pieces_of
 from torchpact.models import HaltingUnit
 
 LIBC = ctypes.CDLL(None, use_errno=True)

@@ -10,7 +10,7 @@ import torchpact as tp
 from tests.engines.networks import relative
 from tests.engines.strangers import Attends, Rotate, agree
 from torchpact.engines import CompactBlock, Unsupported
-from torchpact.engines.apart import compacted
+from torchpact.engines.generic.independence import compacted
 
 pytestmark = pytest.mark.usefixtures("no_patience")
 

@@ -8,24 +8,24 @@ import torch
 from typer.testing import CliRunner
 
 import torchpact as tp
-from torchpact.bench.blobs import block_with_blobs, with_blobs
-from torchpact.bench.bottleneck import bottlenecks_with_blobs
-from torchpact.bench.dense import dense_alternatives
-from torchpact.bench.rows import BottleneckBench, NetworkBench, Setting, _runners
-from torchpact.cli import app
-from torchpact.commands import bench as command
+from torchpact.cli import make_app
 from torchpact.engines import ENGINES, Unsupported
 from torchpact.engines.timing import in_turns
-from torchpact.flops import max_flops
+from torchpact.flops.conv import block_flops, plain_flops
+from torchpact.flops.count import max_flops
 from torchpact.models import ResidualUnit, ResNetConfig
-from torchpact.unit_flops import block_flops, plain_flops
+from torchpact_recipes.bench.blobs import block_with_blobs, with_blobs
+from torchpact_recipes.bench.bottleneck import bottlenecks_with_blobs
+from torchpact_recipes.bench.dense import dense_alternatives
+from torchpact_recipes.bench.rows import BottleneckBench, NetworkBench, Setting, _runners
+from torchpact_recipes.commands import bench as command
 
 SETTING = Setting(torch.device("cpu"), torch.float32, 0.01, compiling=False)
 TINY = ["--network", "none", "--seconds", "0.01", "--no-compile", "--device", "cpu"]
 
 
 def run(*arguments):
-    return CliRunner().invoke(app, ["bench", *TINY, *arguments])
+    return CliRunner().invoke(make_app(), ["bench", *TINY, *arguments])
 
 
 def test_rows_are_printed_stored_and_drawn(tmp_path):
@@ -86,7 +86,7 @@ def test_threads_of_a_cpu_are_counted(monkeypatch, count, said):
 )
 def test_what_cannot_be_is_refused(arguments, message):
     with pytest.raises(ValueError, match=message):
-        CliRunner().invoke(app, ["bench", *arguments], catch_exceptions=False)
+        CliRunner().invoke(make_app(), ["bench", *arguments], catch_exceptions=False)
 
 
 def test_of_a_network_alone_no_block_is_measured(tmp_path, monkeypatch):
@@ -94,7 +94,7 @@ def test_of_a_network_alone_no_block_is_measured(tmp_path, monkeypatch):
         assert (blocks, networks) == ([], [5])
         return []
 
-    monkeypatch.setattr("torchpact.commands.bench._measure", measure)
+    monkeypatch.setattr("torchpact_recipes.commands.bench._measure", measure)
     assert run("--block", "none", "--network", "resnet32", "-o", str(tmp_path)).exit_code == 0
 
 

@@ -5,7 +5,8 @@ import torch
 
 import torchpact as tp
 from tests.engines.networks import lively
-from torchpact.engines import FoldedBlock, Unsupported, compiled, deploy, registry
+from torchpact.engines import FoldedBlock, Unsupported, deploy, registry
+from torchpact.engines.generic import compiled
 
 
 @pytest.fixture

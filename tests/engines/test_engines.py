@@ -18,9 +18,10 @@ from tests.engines.networks import (
     tell_heads,
     undecided,
 )
-from torchpact.engines import ENGINES, FoldedBlock, Unsupported, native
-from torchpact.models.resnet import _join_ponder
-from torchpact.models.units import join_patches
+from torchpact.engines import ENGINES, FoldedBlock, Unsupported
+from torchpact.engines.conv.native import engine as native
+from torchpact.nn.conv_units import join_patches
+from torchpact.nn.resnet import _join_ponder
 
 SKIPPING = ("sparse", "native", "compact")
 

@@ -6,15 +6,15 @@ import torch
 import torchpact as tp
 from tests.engines.elsewhere import compiled_elsewhere
 from tests.engines.networks import block_of, bottlenecks_of, halt_outside, relative, tell_heads, undecided
-from torchpact.bench.memory import peak_memory
 from torchpact.engines import FoldedBlock, Unsupported
 from torchpact.models import HaltingHead, ResidualUnit
+from torchpact_recipes.bench.memory import peak_memory
 
 pytest.importorskip("triton", reason="needs Triton")
 
-from torchpact.engines import gpu
-from torchpact.engines.gpu import SparseGPUBlock
-from torchpact.engines.gpu_tiles import Tiles, fitting, region_for, tiles_for
+from torchpact.engines.conv.triton import engine as gpu
+from torchpact.engines.conv.triton.engine import SparseGPUBlock
+from torchpact.engines.conv.triton.tiles import Tiles, fitting, region_for, tiles_for
 from torchpact.engines.graphs import repeatable
 
 CUDA = torch.cuda.is_available()
@@ -105,7 +105,7 @@ def test_a_single_corner_pixel(monkeypatch):
     block, u = block.to(DEVICE), u.to(DEVICE)
     corner = torch.full((2, 1, 5, 4), 1e4, device=DEVICE)
     corner[1, 0, -1, -1] = -1e4
-    monkeypatch.setattr("torchpact.modes.logistic_noise", lambda *_: corner)
+    monkeypatch.setattr("torchpact.core.modes.logistic_noise", lambda *_: corner)
     (output, ponder), (expected, reference) = run(block, u, tp.Discrete())
     assert ponder.steps.sum() == reference.steps.sum() == 2 * 20 + 2
     assert relative(output, expected) < 1e-5
@@ -183,7 +183,7 @@ def test_maps_are_decided_on_whole_or_in_regions_by_one_program_or_several(
     block, u = halt_outside(block, u, torch.rand(3, 20, 17) < torch.tensor([0.3, 0.05, 0.0])[:, None, None])
     block, u = block.to(DEVICE), u.to(DEVICE)
     noise = torch.zeros(3, 1, 20, 17, device=DEVICE)
-    monkeypatch.setattr("torchpact.modes.logistic_noise", lambda *_: noise)
+    monkeypatch.setattr("torchpact.core.modes.logistic_noise", lambda *_: noise)
     assert 3 * region_for(20, 17, region).number(20, 17) == regions
     (output, ponder), (expected, reference) = run(
         block, u, mode, processors=regions * share + 1, region=region, frozen=16

@@ -6,14 +6,15 @@ import pytest
 import torch
 
 from tests.engines.networks import block_of
-from torchpact.bench.memory import peak_memory
 from torchpact.engines import FoldedBlock
 from torchpact.engines.ponder import is_unknown
+from torchpact_recipes.bench.memory import peak_memory
 
 pytest.importorskip("triton", reason="needs Triton")
 
-from torchpact.engines import gpu_kernels, gpu_lists
-from torchpact.engines.gpu import SparseGPUBlock, _Run
+from torchpact.engines.conv.triton import gpu_kernels
+from torchpact.engines.conv.triton import lists as gpu_lists
+from torchpact.engines.conv.triton.engine import SparseGPUBlock, _Run
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 

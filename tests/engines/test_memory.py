@@ -7,11 +7,11 @@ import torch
 
 import torchpact as tp
 from tests.engines.networks import lively
-from torchpact.bench.memory import peak_memory
-from torchpact.data import Images
 from torchpact.models import ResNetConfig, build
-from torchpact.training.evaluate import evaluate
-from torchpact.training.inputs import as_input
+from torchpact_recipes.bench.memory import peak_memory
+from torchpact_recipes.data import Images
+from torchpact_recipes.training.evaluate import evaluate
+from torchpact_recipes.training.inputs import as_input
 
 
 def peak(model, images):

@@ -14,7 +14,8 @@ from torch import nn
 from torch.nn.utils.rnn import PackedSequence
 
 import torchpact as tp
-from torchpact.engines import Unsupported, recurrent
+from torchpact.engines import Unsupported
+from torchpact.engines.recurrent import native as recurrent
 from torchpact.models import HaltingUnit, never_halt
 
 try:

@@ -16,12 +16,14 @@ from torch import nn
 import torchpact as tp
 from tests.engines.recurrent_emulation import library
 from tests.engines.recurrent_layers import CELLS, decided, lively, random, states
-from torchpact.engines import recurrent_cluster, recurrent_gpu, recurrent_gpu_call
-from torchpact.engines.folding import Unsupported
-from torchpact.engines.onchip import nvrtc
-from torchpact.engines.recurrent_cluster import Clusters, shape_of
-from torchpact.engines.recurrent_gpu import RecurrentGPU
-from torchpact.engines.recurrent_gpu_lane import Lane
+from torchpact.engines.block_spec import Unsupported
+from torchpact.engines.conv.onchip import nvrtc
+from torchpact.engines.recurrent import cluster as recurrent_cluster
+from torchpact.engines.recurrent import gpu as recurrent_gpu
+from torchpact.engines.recurrent import gpu_call as recurrent_gpu_call
+from torchpact.engines.recurrent.cluster import Clusters, shape_of
+from torchpact.engines.recurrent.gpu import RecurrentGPU
+from torchpact.engines.recurrent.gpu_lane import Lane
 from torchpact.models import HaltingUnit, never_halt
 
 CUDA = torch.cuda.is_available()

@@ -15,9 +15,11 @@ from torch import nn
 import torchpact as tp
 from tests.engines.elsewhere import compiled_elsewhere
 from tests.engines.recurrent_layers import CELLS, DEVICE, decided, lively, random, states
-from torchpact.engines import recurrent_gpu, recurrent_gpu_call, recurrent_gpu_lane
-from torchpact.engines.folding import Unsupported
-from torchpact.engines.recurrent_gpu import RecurrentGPU, fitting_weights
+from torchpact.engines.block_spec import Unsupported
+from torchpact.engines.recurrent import gpu as recurrent_gpu
+from torchpact.engines.recurrent import gpu_call as recurrent_gpu_call
+from torchpact.engines.recurrent import gpu_lane as recurrent_gpu_lane
+from torchpact.engines.recurrent.gpu import RecurrentGPU, fitting_weights
 from torchpact.models import HaltingUnit, never_halt
 
 pytest.importorskip("triton", reason="needs Triton")

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from tests.engines.recurrent_layers import CELLS, decided, lively, random, states
-from torchpact.engines import recurrent_cluster, recurrent_gpu
+from torchpact.engines.recurrent import cluster as recurrent_cluster
+from torchpact.engines.recurrent import gpu as recurrent_gpu
 from torchpact.models import StackedRNN
 
 pytestmark = [

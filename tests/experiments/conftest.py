@@ -2,7 +2,7 @@
 
 import pytest
 
-from torchpact.experiments import Archive
+from torchpact_recipes.experiments import Archive
 
 
 @pytest.fixture

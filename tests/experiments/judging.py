@@ -4,10 +4,10 @@ import json
 
 from tests.experiments.synthetic import evaluation
 from tests.experiments.synthetic import write as write_events
-from torchpact.experiments import SCALES, fig5
-from torchpact.experiments.claims import Finding
-from torchpact.experiments.evidence import Evidence
-from torchpact.experiments.judgements import CLAIMS
+from torchpact_recipes.experiments import SCALES, fig5
+from torchpact_recipes.experiments.claims import Finding
+from torchpact_recipes.experiments.evidence import Evidence
+from torchpact_recipes.experiments.judgements import CLAIMS
 
 SCALE, SEEDS = SCALES["fast"], [0, 1]
 

@@ -5,7 +5,7 @@ import json
 from tests.experiments.judging import SCALE, SEEDS, all_modes, write, write_fig5, write_fig6
 from tests.experiments.synthetic import evaluation
 from tests.experiments.synthetic import write as write_events
-from torchpact.experiments import claims, fig3, fig4, variants
+from torchpact_recipes.experiments import claims, fig3, fig4, variants
 
 
 def test_without_runs_nothing_is_judged_but_what_is_exact(archive, tmp_path):

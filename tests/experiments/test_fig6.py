@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from tests.viz.networks import write_checkpoint
-from torchpact.experiments import EXPERIMENTS, SCALES, fig5_resnet110, fig6
+from torchpact_recipes.experiments import EXPERIMENTS, SCALES, fig5_resnet110, fig6
 
 SMOKE = SCALES["smoke"]
 

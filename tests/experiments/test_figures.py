@@ -10,10 +10,10 @@ import pytest
 from matplotlib.text import Text
 
 from tests.experiments.synthetic import evaluation, write
-from torchpact.experiments import EXPERIMENTS, SCALES, fig2, fig3, fig4, fig5, frontier
-from torchpact.experiments.gather import over_seeds, spread
-from torchpact.experiments.labels import Label, write_labels
-from torchpact.experiments.plotting import canvas
+from torchpact_recipes.experiments import EXPERIMENTS, SCALES, fig2, fig3, fig4, fig5, frontier
+from torchpact_recipes.experiments.gather import over_seeds, spread
+from torchpact_recipes.experiments.labels import Label, write_labels
+from torchpact_recipes.experiments.plotting import canvas
 
 FAST = SCALES["fast"]
 THREE = (90.0, 91.0, 92.0)

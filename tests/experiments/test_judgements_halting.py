@@ -5,7 +5,7 @@ import pytest
 from tests.experiments.judging import SCALE, SEEDS, all_modes, judge, write, write_fig5, write_fig6
 from tests.experiments.synthetic import evaluation
 from tests.experiments.synthetic import write as write_events
-from torchpact.experiments import fig4, fig5, frontier, variants
+from torchpact_recipes.experiments import fig4, fig5, frontier, variants
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 import pytest
 
 from tests.experiments.judging import SCALE, SEEDS, all_modes, judge, write, write_fig5
-from torchpact.experiments import fig5
+from torchpact_recipes.experiments import fig5
 
 
 @pytest.mark.parametrize(("better", "verdict"), [(0.0, "holds"), (0.01, "partly"), (0.03, "does not hold")])

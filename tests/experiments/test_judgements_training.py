@@ -5,7 +5,7 @@ import pytest
 from tests.experiments.judging import SCALE, SEEDS, all_modes, judge, write, write_fig5
 from tests.experiments.synthetic import evaluation
 from tests.experiments.synthetic import write as write_events
-from torchpact.experiments import fig3, fig4, variants
+from torchpact_recipes.experiments import fig3, fig4, variants
 
 
 @pytest.mark.parametrize(("gap", "verdict"), [(0.001, "holds"), (0.03, "partly"), (0.07, "does not hold")])

@@ -1,8 +1,8 @@
 import pytest
 import torch
 
-from torchpact.data import load_sample
-from torchpact.experiments.occlusion import most, what_maps_show
+from torchpact_recipes.data import load_sample
+from torchpact_recipes.experiments.occlusion import most, what_maps_show
 
 
 @pytest.mark.parametrize("share", [0.0, 0.3, 0.5, 1.0])

@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 
-from torchpact.commands import reproduce as command
+from torchpact_recipes.commands import reproduce as command
 
 FIGURES = (
     "fig2", "fig3", "fig4", "fig4-variance", "fig5", "fig5-extended", "fig5-resnet110",

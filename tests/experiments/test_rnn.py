@@ -4,11 +4,11 @@ import json
 
 import pytest
 
-from torchpact.data import load_sample_text
-from torchpact.experiments import EXPERIMENTS, SCALES, extrapolation, make, missing, rnn_tables
-from torchpact.experiments.rnn_figures import points_of
-from torchpact.experiments.rnn_runs import sequence_run
-from torchpact.training import Texts
+from torchpact_recipes.data import load_sample_text
+from torchpact_recipes.experiments import EXPERIMENTS, SCALES, extrapolation, make, missing, rnn_tables
+from torchpact_recipes.experiments.rnn_figures import points_of
+from torchpact_recipes.experiments.rnn_runs import sequence_run
+from torchpact_recipes.training import Texts
 
 SMOKE = SCALES["smoke"]
 NAMES = ("rnn-parity", "rnn-parity-beyond", "rnn-addition", "rnn-enwik8")

@@ -8,11 +8,11 @@ from dataclasses import replace
 import pytest
 
 from tests.training import small
-from torchpact.experiments import EXPERIMENTS, FIRST, SCALES, Archive, Run, make, missing, sweep
-from torchpact.experiments.archive import _UNIMPORTANT
-from torchpact.experiments.runs import batches, with_needed
-from torchpact.training import Learner, TrainingError, train_together
-from torchpact.training.stopping import Stopped
+from torchpact_recipes.experiments import EXPERIMENTS, FIRST, SCALES, Archive, Run, make, missing, sweep
+from torchpact_recipes.experiments.archive import _UNIMPORTANT
+from torchpact_recipes.experiments.runs import batches, with_needed
+from torchpact_recipes.training import Learner, TrainingError, train_together
+from torchpact_recipes.training.stopping import Stopped
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from torchpact.experiments.verdicts import across, judge
+from torchpact_recipes.experiments.verdicts import across, judge
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,9 @@ from safetensors.torch import load_file, save_file
 
 import torchpact as tp
 from tests.viz.networks import network
-from torchpact.model_card import markdown
+from torchpact_recipes.model_card import markdown
 
-hub = pytest.importorskip("torchpact.models.hub", reason="needs huggingface_hub", exc_type=ImportError)
+hub = pytest.importorskip("torchpact_recipes.hub", reason="needs huggingface_hub", exc_type=ImportError)
 
 
 def test_a_network_saved_and_read_back_gives_the_same_answers(tmp_path):

@@ -11,13 +11,13 @@ from safetensors.torch import load_file, save_file
 import torchpact as tp
 from tests.training.small import config, images
 from tests.viz.networks import network, write_checkpoint
-from torchpact.bench.rows import NetworkBench
-from torchpact.commands.common import find_network, network_file
-from torchpact.data import load_sample
-from torchpact.models import hub_files, zoo
-from torchpact.training import TrainConfig, Trainer, load_model
-from torchpact.training.evaluate import evaluate_modes
-from torchpact.viz import ponder_maps
+from torchpact_recipes import hub_files, zoo
+from torchpact_recipes.bench.rows import NetworkBench
+from torchpact_recipes.commands.common import find_network, network_file
+from torchpact_recipes.data import load_sample
+from torchpact_recipes.training import TrainConfig, Trainer, load_model
+from torchpact_recipes.training.evaluate import evaluate_modes
+from torchpact_recipes.viz import ponder_maps
 
 
 def save(folder, model):
@@ -36,7 +36,7 @@ def saved(tmp_path):
 @pytest.fixture
 def few(monkeypatch):
     sample = load_sample("test").random(20, seed=0)
-    monkeypatch.setattr("torchpact.commands.evaluate.load_test", lambda root, device: sample)
+    monkeypatch.setattr("torchpact_recipes.commands.evaluate.load_test", lambda root, device: sample)
     return sample
 
 
@@ -47,7 +47,7 @@ def change(folder, **settings):
 
 @pytest.mark.parametrize("mode", [tp.Thresholded(0.45), tp.Relaxed(0.3, 0.05), tp.ACT(0.2), None], ids=str)
 def test_what_the_mixin_saves_is_read_without_it(tmp_path, mode):
-    hub = pytest.importorskip("torchpact.models.hub", reason="needs huggingface_hub", exc_type=ImportError)
+    hub = pytest.importorskip("torchpact_recipes.hub", reason="needs huggingface_hub", exc_type=ImportError)
     model = network(mode, units=2, adaptive=mode is not None)
     hub.HubResNet.of(model).save_pretrained(tmp_path)
     again, trained = find_network(tmp_path)
@@ -62,7 +62,7 @@ def test_what_the_mixin_saves_is_read_without_it(tmp_path, mode):
 def test_huggingface_hub_is_not_needed(saved):
     code = (
         "import sys; sys.modules['huggingface_hub'] = None\n"
-        "from torchpact.commands.common import find_network\n"
+        "from torchpact_recipes.commands.common import find_network\n"
         f"print(find_network({str(saved)!r}).modes)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -8,6 +8,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import torchpact as tp
+from torchpact.core.relaxation import logistic_noise
 from torchpact.models import (
     HaltingHead,
     ResidualUnit,
@@ -20,7 +21,6 @@ from torchpact.models import (
     resnet110,
     warm_start,
 )
-from torchpact.relaxation import logistic_noise
 
 MODES = [tp.Relaxed(), tp.Discrete(), tp.Thresholded(), tp.ACT()]
 MODE_NAMES = ["relaxed", "discrete", "thresholded", "act"]

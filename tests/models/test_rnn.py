@@ -12,9 +12,11 @@ from torch.nn.utils.rnn import pack_padded_sequence, pack_sequence, pad_packed_s
 
 import torchpact as tp
 from tests.problems import assert_mean_is
-from torchpact.engines import Unsupported, native, recurrent
+from torchpact.engines import Unsupported
+from torchpact.engines.conv.native import engine as native
+from torchpact.engines.recurrent import native as recurrent
 from torchpact.models import StackedRNN, never_halt
-from torchpact.models import rnn as module
+from torchpact.nn import rnn as module
 
 MODES = [tp.Relaxed(), tp.Discrete(), tp.Thresholded(), tp.ACT()]
 CELLS = [nn.LSTMCell, nn.GRUCell, nn.RNNCell]

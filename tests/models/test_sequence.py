@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import nn
 
-from torchpact.models.sequence import SequenceConfig, SequenceNet, sequence_nll
+from torchpact.nn.sequence import SequenceConfig, SequenceNet, sequence_nll
 
 
 def test_a_plain_network_is_an_lstm_with_a_readout():

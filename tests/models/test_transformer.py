@@ -9,7 +9,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 import torchpact as tp
-from torchpact.models import TransformerUnit, transformer
+from torchpact.models import TransformerUnit
+from torchpact.nn import transformer
 
 
 @pytest.fixture(autouse=True)

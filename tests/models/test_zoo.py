@@ -10,15 +10,20 @@ from safetensors.torch import save_file
 
 import torchpact as tp
 from tests.training.small import config, images
-from torchpact import model_card, publishing
-from torchpact.commands.common import network_file
-from torchpact.data import load_sample, standardize
-from torchpact.flops import max_flops
-from torchpact.model_card import markdown, plain_flops
-from torchpact.models import ResNetConfig, build, zoo
-from torchpact.training import Trainer
-from torchpact.training.checkpoint import CheckpointError, load_checkpoint, load_model, save_checkpoint
-from torchpact.training.evaluate import evaluate, evaluate_modes
+from torchpact.flops.count import max_flops
+from torchpact.models import ResNetConfig, build
+from torchpact_recipes import model_card, publishing, zoo
+from torchpact_recipes.commands.common import network_file
+from torchpact_recipes.data import load_sample, standardize
+from torchpact_recipes.model_card import markdown, plain_flops
+from torchpact_recipes.training import Trainer
+from torchpact_recipes.training.checkpoint import (
+    CheckpointError,
+    load_checkpoint,
+    load_model,
+    save_checkpoint,
+)
+from torchpact_recipes.training.evaluate import evaluate, evaluate_modes
 
 ENTRIES = {entry.name: entry for entry in zoo.entries()}
 LAST = config("relaxed").iterations
@@ -220,7 +225,7 @@ def test_a_checkpoint_is_read_once(run, tmp_path, monkeypatch):
 
     read: list[object] = []
     monkeypatch.setattr(publishing, "load_checkpoint", counted)
-    monkeypatch.setattr("torchpact.training.checkpoint.load_checkpoint", counted)
+    monkeypatch.setattr("torchpact_recipes.training.checkpoint.load_checkpoint", counted)
     publishing.add_entry(run, "a", images("test", 32), tmp_path)
     assert read == [run / "last.safetensors"]
 

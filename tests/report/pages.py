@@ -4,7 +4,7 @@ import base64
 
 import numpy as np
 
-from torchpact.report import write_page
+from torchpact_recipes.report import write_page
 
 
 def run(title="ResNet-14, PSACT, τ = 0.05", method="relaxed", *, traits=(), images=100, end=12, **more):

@@ -9,9 +9,9 @@ import pytest
 from tests.browser import CHROMIUM, Page
 from tests.report.pages import gallery, run, three
 from tests.training.small import config
-from torchpact.report import read_run, write_page
-from torchpact.report.naming import distinct
-from torchpact.training import SequenceTrainConfig, TrainConfig, sequence_preset
+from torchpact_recipes.report import read_run, write_page
+from torchpact_recipes.report.naming import distinct
+from torchpact_recipes.training import SequenceTrainConfig, TrainConfig, sequence_preset
 
 in_browser = pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")
 

@@ -12,13 +12,13 @@ from tests.browser import CHROMIUM, Page
 from tests.training.small import config, images
 from tests.viz.networks import network
 from torchpact import cli
-from torchpact.block import use_mode
-from torchpact.data import load_sample
-from torchpact.flops import count_flops
-from torchpact.report import gallery, measure, read_run, write_page
-from torchpact.report.page import embedded
-from torchpact.training import Trainer, sequence_preset
-from torchpact.training.inputs import as_input
+from torchpact.core.block import use_mode
+from torchpact.flops.count import count_flops
+from torchpact_recipes.data import load_sample
+from torchpact_recipes.report import gallery, measure, read_run, write_page
+from torchpact_recipes.report.page import embedded
+from torchpact_recipes.training import Trainer, sequence_preset
+from torchpact_recipes.training.inputs import as_input
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,7 @@ from typing import Any
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, compile
 
-from torchpact.training.joint_lstm_gpu_kernels import _backward, _forward
+from torchpact_recipes.training.ensemble.lstm_gpu_kernels import _backward, _forward
 
 NUMBERS = {"batch", "first", "last", "H"}
 

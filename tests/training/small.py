@@ -4,9 +4,9 @@ from typing import Any
 
 from torch.nn import functional as F
 
-from torchpact.data import Images, load_sample
 from torchpact.models import ResNetConfig
-from torchpact.training import TrainConfig, preset
+from torchpact_recipes.data import Images, load_sample
+from torchpact_recipes.training import TrainConfig, preset
 
 METHODS = ("plain", "relaxed", "reinforce", "act", "random")
 

@@ -12,12 +12,12 @@ from tests.training import small
 from tests.training.test_sequence import METHODS, config, network
 from tests.training.test_sequence_trainer import TEXTS, settings
 from tests.training.test_trainer import assert_same
-from torchpact.baseline import EMABaseline
-from torchpact.training import Learner, SequenceLearner
-from torchpact.training.joint import Joint
-from torchpact.training.sequence import sequence_loss
-from torchpact.training.sequence_config import make_task
-from torchpact.training.sequence_joint import SequenceJoint
+from torchpact.core.baseline import EMABaseline
+from torchpact_recipes.training import Learner, SequenceLearner
+from torchpact_recipes.training.ensemble.images import Joint
+from torchpact_recipes.training.ensemble.sequence import SequenceJoint
+from torchpact_recipes.training.sequence import sequence_loss
+from torchpact_recipes.training.sequence_config import make_task
 
 
 class Apart(TorchDispatchMode):
@@ -108,7 +108,9 @@ def test_recording_leaves_everything_as_it_was(monkeypatch, make, joint, joined,
 @pytest.mark.parametrize("name", ["logic", "addition", "sort"])
 def test_padding_that_is_computed_counts_for_nothing(monkeypatch, name, method):
     """Without noise, which differs with the shape, both ways give one loss, report and gradient."""
-    monkeypatch.setattr("torchpact.modes.logistic_noise", lambda like, generator=None: torch.zeros_like(like))
+    monkeypatch.setattr(
+        "torchpact.core.modes.logistic_noise", lambda like, generator=None: torch.zeros_like(like)
+    )
     torch.manual_seed(0)
     chosen = config(name, method, tau=0.3, halting_bias=-0.5)
     model = network(chosen).double()

@@ -8,8 +8,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tests.training.small import config, images
-from torchpact.training import CheckpointError, Learner, load_checkpoint, load_model, save_checkpoint
-from torchpact.training.checkpoint import load_latest
+from torchpact_recipes.training import CheckpointError, Learner, load_checkpoint, load_model, save_checkpoint
+from torchpact_recipes.training.checkpoint import load_latest
 
 
 @pytest.fixture(scope="module")

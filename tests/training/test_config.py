@@ -6,7 +6,7 @@ import pytest
 import torchpact as tp
 from tests.training.small import METHODS, config
 from torchpact.models import ResNetConfig
-from torchpact.training import PRESETS, SequenceTrainConfig, TrainConfig, preset, sequence_preset
+from torchpact_recipes.training import PRESETS, SequenceTrainConfig, TrainConfig, preset, sequence_preset
 
 
 @pytest.mark.parametrize("method", METHODS)

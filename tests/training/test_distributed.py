@@ -10,8 +10,8 @@ from torch import nn
 from torch.multiprocessing.spawn import spawn
 
 from tests.training.small import METHODS, config, images
-from torchpact.training import Trainer, TrainingError, distributed, load_checkpoint
-from torchpact.training.distributed import FirstFailed, GlobalBatchNorm2d, with_global_norms
+from torchpact_recipes.training import Trainer, TrainingError, distributed, load_checkpoint
+from torchpact_recipes.training.distributed import FirstFailed, GlobalBatchNorm2d, with_global_norms
 
 WORLD = 2
 # Few small steps: what is compared is the sharing of work, not how rounding grows in training. Sums in

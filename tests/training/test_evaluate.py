@@ -5,10 +5,10 @@ import torch
 
 import torchpact as tp
 from tests.training.small import images
-from torchpact.data import standardize
 from torchpact.models import ResNetConfig
-from torchpact.training import evaluate
-from torchpact.training.lottery import decide_by_lot
+from torchpact_recipes.data import standardize
+from torchpact_recipes.training import evaluate
+from torchpact_recipes.training.lottery import decide_by_lot
 
 TEST = images("test", 40)
 

@@ -10,14 +10,15 @@ import torch
 
 from tests.training.small import config, images
 from tests.training.test_trainer import TEST, assert_alike, assert_same, tensors, trainer
-from torchpact.data import Images
-from torchpact.models.resnet import build
-from torchpact.models.units import HaltingHead
-from torchpact.training import Learner, evaluate, image_iterations, joint, load_model, train_together
-from torchpact.training.joint import Joint, can_join, join
-from torchpact.training.joint_layers import JOINT, JointConv2d, JointHead, JointNorm
-from torchpact.training.stopping import Stopped
-from torchpact.training.variance import gradient_variance
+from torchpact.nn.conv_units import HaltingHead
+from torchpact.nn.resnet import build
+from torchpact_recipes.data import Images
+from torchpact_recipes.training import Learner, evaluate, image_iterations, load_model, train_together
+from torchpact_recipes.training.ensemble import images as joint
+from torchpact_recipes.training.ensemble.images import Joint, can_join, join
+from torchpact_recipes.training.ensemble.layers import JOINT, JointConv2d, JointHead, JointNorm
+from torchpact_recipes.training.stopping import Stopped
+from torchpact_recipes.training.variance import gradient_variance
 
 METHODS = ("plain", "relaxed", "act")
 
@@ -40,7 +41,7 @@ def without_chance(monkeypatch):
     def noise(like, generator=None):
         return torch.linspace(-2, 2, like[0].numel()).view_as(like[0]).expand_as(like)
 
-    monkeypatch.setattr("torchpact.modes.logistic_noise", noise)
+    monkeypatch.setattr("torchpact.core.modes.logistic_noise", noise)
     monkeypatch.setattr(image_iterations, "augment", lambda images, pad: images.roll(pad, -1))
 
 

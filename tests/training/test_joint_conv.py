@@ -6,9 +6,9 @@ from torch.nn import functional as F
 
 pytest.importorskip("triton", reason="needs Triton")
 
-from torchpact.training import joint_conv as module
-from torchpact.training.joint_conv import by_kernels, strided_conv
-from torchpact.training.joint_layers import JointConv2d
+from torchpact_recipes.training.ensemble import conv as module
+from torchpact_recipes.training.ensemble.conv import by_kernels, strided_conv
+from torchpact_recipes.training.ensemble.layers import JointConv2d
 
 # on a GPU they are tested by tests/test_gpu.py, as compiled kernels want their tensors there
 pytestmark = pytest.mark.skipif(

@@ -6,10 +6,10 @@ import torch
 import torchpact as tp
 from tests.engines.elsewhere import compiled_elsewhere
 from tests.training.test_sequence import config, network
-from torchpact.training import joint_lstm
-from torchpact.training.joint_lstm_tape import HARD, Rule, rule_of
-from torchpact.training.joint_text import can_read, read_alone, read_text
-from torchpact.training.sequence import sequence_loss
+from torchpact_recipes.training.ensemble import lstm as joint_lstm
+from torchpact_recipes.training.ensemble.lstm_tape import HARD, Rule, rule_of
+from torchpact_recipes.training.ensemble.text import can_read, read_alone, read_text
+from torchpact_recipes.training.sequence import sequence_loss
 
 NETWORKS, BATCH, TIME, HIDDEN = 2, 3, 3, 9
 CASES = [
@@ -35,7 +35,7 @@ def known_noise(monkeypatch):
         rows = torch.linspace(-2, 2, like.size(3), dtype=like.dtype, device=like.device)
         return rows.expand_as(like).contiguous()
 
-    monkeypatch.setattr("torchpact.modes.logistic_noise", step_by_step)
+    monkeypatch.setattr("torchpact.core.modes.logistic_noise", step_by_step)
     monkeypatch.setattr(joint_lstm, "logistic_noise", at_once)
 
 
@@ -45,7 +45,7 @@ def exact(request, monkeypatch):
     if request.param == "torch":
         return torch.double, {}
     pytest.importorskip("triton", reason="needs Triton")
-    from torchpact.training import joint_lstm_gpu_kernels
+    from torchpact_recipes.training.ensemble import lstm_gpu_kernels as joint_lstm_gpu_kernels
 
     monkeypatch.setattr(joint_lstm, "_steps", lambda like: joint_lstm_gpu_kernels)
     return torch.float, {"rtol": 1e-4, "atol": 1e-5}

@@ -2,9 +2,9 @@ import pytest
 import torch
 
 from tests.training.small import METHODS, config, images
-from torchpact.data import augment, standardize
-from torchpact.training import Learner
-from torchpact.training.state import derived_seed
+from torchpact_recipes.data import augment, standardize
+from torchpact_recipes.training import Learner
+from torchpact_recipes.training.state import derived_seed
 
 
 def same(one, two):

@@ -5,8 +5,8 @@ import torch
 
 from tests.training.small import config, images
 from torchpact.models import psact_resnet32, resnet32, warm_start
-from torchpact.training import Trainer
-from torchpact.training.lottery import decide_by_lot, halting_chance
+from torchpact_recipes.training import Trainer
+from torchpact_recipes.training.lottery import decide_by_lot, halting_chance
 
 
 @pytest.mark.parametrize("max_steps", [2, 5, 18])

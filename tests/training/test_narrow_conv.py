@@ -10,8 +10,8 @@ from torch.nn import functional as F
 pytest.importorskip("triton", reason="needs Triton")
 
 from torchpact.models import resnet32
-from torchpact.training import narrow_conv as module
-from torchpact.training.narrow_conv import NarrowConv2d, fits, narrow_conv, with_narrow_convs
+from torchpact_recipes.training.kernels import narrow_conv as module
+from torchpact_recipes.training.kernels.narrow_conv import NarrowConv2d, fits, narrow_conv, with_narrow_convs
 
 # on a GPU they are tested by tests/test_gpu.py, as compiled kernels want their tensors there
 pytestmark = pytest.mark.skipif(

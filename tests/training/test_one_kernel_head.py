@@ -8,9 +8,9 @@ import torch
 pytest.importorskip("triton", reason="needs Triton")
 
 from torchpact.models import psact_resnet32
-from torchpact.models.units import HaltingHead, split_patches
-from torchpact.training import one_kernel_head as module
-from torchpact.training.one_kernel_head import OneKernelHead, with_one_kernel_heads
+from torchpact.nn.conv_units import HaltingHead, split_patches
+from torchpact_recipes.training.kernels import fused_head as module
+from torchpact_recipes.training.kernels.fused_head import OneKernelHead, with_one_kernel_heads
 
 # on a GPU they are tested by tests/test_gpu.py, as compiled kernels want their tensors there
 pytestmark = pytest.mark.skipif(

@@ -10,8 +10,8 @@ from torch.nn import functional as F
 pytest.importorskip("triton", reason="needs Triton")
 
 from torchpact.models import psact_resnet32
-from torchpact.training import one_kernel_norm as module
-from torchpact.training.one_kernel_norm import OneKernelNorm, fits, with_one_kernel_norms
+from torchpact_recipes.training.kernels import fused_bn_relu as module
+from torchpact_recipes.training.kernels.fused_bn_relu import OneKernelNorm, fits, with_one_kernel_norms
 
 # on a GPU they are tested by tests/test_gpu.py, as compiled kernels want their tensors there
 pytestmark = pytest.mark.skipif(

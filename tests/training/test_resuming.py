@@ -7,8 +7,8 @@ import torch
 
 from tests.training.small import config, images
 from tests.training.test_trainer import TEST, assert_same, tensors, trainer
-from torchpact.data import Images
-from torchpact.training import (
+from torchpact_recipes.data import Images
+from torchpact_recipes.training import (
     CheckpointError,
     Trainer,
     TrainingError,

@@ -3,12 +3,12 @@
 import torch
 
 from tests.training.small import config, images
-from torchpact.data import Parity
 from torchpact.models import SequenceNet, build
-from torchpact.training.evaluate import evaluate
-from torchpact.training.sequence_config import network_for
-from torchpact.training.sequence_evaluate import evaluate_on_task
-from torchpact.training.text import evaluate_on_text
+from torchpact_recipes.data import Parity
+from torchpact_recipes.training.evaluate import evaluate
+from torchpact_recipes.training.sequence_config import network_for
+from torchpact_recipes.training.sequence_evaluate import evaluate_on_task
+from torchpact_recipes.training.text import evaluate_on_text
 
 
 def _after(evaluation):

@@ -11,19 +11,19 @@ from tests.training.test_capturing import Apart
 from tests.training.test_joint_lstm import known_noise  # noqa: F401 (a fixture)
 from tests.training.test_sequence_trainer import TEXTS, settings
 from tests.training.test_trainer import assert_alike, assert_same, tensors
-from torchpact.experiments import Archive, make
-from torchpact.experiments.enwik8 import runs as enwik8_runs
-from torchpact.experiments.runs import SCALES
-from torchpact.training import (
+from torchpact_recipes.experiments import Archive, make
+from torchpact_recipes.experiments.enwik8 import runs as enwik8_runs
+from torchpact_recipes.experiments.runs import SCALES
+from torchpact_recipes.training import (
     SequenceLearner,
     SequenceTrainer,
     Texts,
     evaluate_on_text,
     load_sequence_model,
-    sequence_joint,
     train_together,
 )
-from torchpact.training.sequence_joint import (
+from torchpact_recipes.training.ensemble import sequence as sequence_joint
+from torchpact_recipes.training.ensemble.sequence import (
     SequenceJoint,
     can_join_sequences,
     join_sequences,

@@ -7,9 +7,9 @@ from torch import nn
 
 from tests.training.test_sequence import METHODS, config
 from tests.training.test_trainer import assert_same, tensors
-from torchpact.data import load_sample_text
 from torchpact.models import SequenceNet
-from torchpact.training import (
+from torchpact_recipes.data import load_sample_text
+from torchpact_recipes.training import (
     CheckpointError,
     SequenceLearner,
     SequenceTrainConfig,
@@ -22,8 +22,8 @@ from torchpact.training import (
     sequence_preset,
     train_together,
 )
-from torchpact.training.sequence_config import make_task
-from torchpact.training.sequence_presets import PRESETS
+from torchpact_recipes.training.sequence_config import make_task
+from torchpact_recipes.training.sequence_presets import PRESETS
 
 # four windows of eight for each of eight streams
 TEXTS = Texts(load_sample_text("train")[:257], load_sample_text("valid")[:300])

@@ -12,9 +12,9 @@ import pytest
 
 from tests.training.small import config
 from tests.training.test_trainer import assert_same, tensors, trainer
-from torchpact.training import load_checkpoint, train_together
-from torchpact.training.run_files import TrainingError
-from torchpact.training.stopping import SIGNALS, Stopped, on_signals
+from torchpact_recipes.training import load_checkpoint, train_together
+from torchpact_recipes.training.run_files import TrainingError
+from torchpact_recipes.training.stopping import SIGNALS, Stopped, on_signals
 
 
 def signalled(run, iteration, number=signal.SIGINT):

@@ -10,12 +10,12 @@ from tests.engines.networks import relative
 from tests.engines.onchip.emulation import engine, needs_compiler
 from tests.training.small import METHODS, config, images
 from tests.training.test_trainer import assert_same, tensors, trainer
-from torchpact.data import standardize
+from torchpact.core.objective import map_loss
 from torchpact.engines import Unsupported
-from torchpact.models.resnet import build
-from torchpact.objective import map_loss
-from torchpact.training import Learner, TrainingError, teaching
-from torchpact.training.teaching import divergence
+from torchpact.nn.resnet import build
+from torchpact_recipes.data import standardize
+from torchpact_recipes.training import Learner, TrainingError, teaching
+from torchpact_recipes.training.teaching import divergence
 
 
 def teacher(seed=5):

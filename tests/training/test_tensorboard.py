@@ -4,8 +4,8 @@ from types import SimpleNamespace
 import pytest
 
 from tests.training.small import config, images
-from torchpact.training import Trainer
-from torchpact.training.run_files import Event
+from torchpact_recipes.training import Trainer
+from torchpact_recipes.training.run_files import Event
 
 TRAIN, TEST = images(), images("test", 40)
 BLOCKS = [f"train/expected_steps/block{k}" for k in (1, 2, 3)]

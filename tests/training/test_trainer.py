@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.training.small import METHODS, config, images
-from torchpact.training import (
+from torchpact_recipes.training import (
     Trainer,
     TrainingError,
     evaluate,
@@ -17,7 +17,7 @@ from torchpact.training import (
     load_model,
     train_together,
 )
-from torchpact.training.state import derived_seed
+from torchpact_recipes.training.state import derived_seed
 
 TEST = images("test", 40)
 

@@ -2,11 +2,11 @@ import pytest
 import torch
 
 from tests.training.small import METHODS, config, images
-from torchpact.training import Learner
-from torchpact.training.run_files import Event
-from torchpact.training.state import derived_seed
-from torchpact.training.trainer import Trainer
-from torchpact.training.variance import gradient_variance
+from torchpact_recipes.training import Learner
+from torchpact_recipes.training.run_files import Event
+from torchpact_recipes.training.state import derived_seed
+from torchpact_recipes.training.trainer import Trainer
+from torchpact_recipes.training.variance import gradient_variance
 
 
 @pytest.mark.parametrize("method", METHODS)

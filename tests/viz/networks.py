@@ -3,8 +3,8 @@
 import torch
 
 from torchpact.models import ResNet, ResNetConfig, build
-from torchpact.training import TrainConfig
-from torchpact.training.checkpoint import save_checkpoint
+from torchpact_recipes.training import TrainConfig
+from torchpact_recipes.training.checkpoint import save_checkpoint
 
 
 def network(mode=None, **settings) -> ResNet:

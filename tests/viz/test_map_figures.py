@@ -7,8 +7,8 @@ from matplotlib import colormaps
 from PIL import Image
 
 from tests.viz.networks import images
-from torchpact.viz import PonderMaps, compare_maps, save, show_blocks
-from torchpact.viz.map_figures import GAP, MARGIN, SIDE
+from torchpact_recipes.viz import PonderMaps, compare_maps, save, show_blocks
+from torchpact_recipes.viz.map_figures import GAP, MARGIN, SIDE
 
 DOTS = 200
 

@@ -5,8 +5,8 @@ import torch
 
 import torchpact as tp
 from tests.viz.networks import images, network
-from torchpact.data import standardize
-from torchpact.viz import ponder_maps
+from torchpact_recipes.data import standardize
+from torchpact_recipes.viz import ponder_maps
 
 
 def probabilities(model, pixels, seed=0):
@@ -79,7 +79,7 @@ def test_the_mean_of_the_sum_is_the_sum_of_the_means():
 def test_maps_of_many_images_are_those_of_each(monkeypatch):
     model, pixels = network("act"), images(5)
     whole = ponder_maps(model, pixels)
-    monkeypatch.setattr("torchpact.viz.maps.BATCH", 2)
+    monkeypatch.setattr("torchpact_recipes.viz.maps.BATCH", 2)
     torch.testing.assert_close(ponder_maps(model, pixels).total, whole.total)
 
 

@@ -7,10 +7,10 @@ On a GPU             graphs: blocks run in CUDA graphs, one for each size of the
 Any block            CompactBlock: halted examples leave the batch
 """
 
-from torchpact.engines.compact import CompactBlock
+from torchpact.engines.block_spec import FoldedBlock, Runner, Unsupported
 from torchpact.engines.deployed import Deployed, DeployedBlock
 from torchpact.engines.deployment import deploy
-from torchpact.engines.folding import FoldedBlock, Runner, Unsupported
+from torchpact.engines.generic.compact import CompactBlock
 from torchpact.engines.own import DeployedNetwork
 from torchpact.engines.registry import ENGINES, NETWORK_ENGINES
 from torchpact.engines.report import Report

@@ -8,11 +8,9 @@ from typing import Any, overload
 
 from torch import Tensor, nn
 
-from torchpact.block import AdaptiveBlock, Ponder
-from torchpact.calls import arguments, leading
-from torchpact.engines import dense
-from torchpact.engines.checking import check_layers, is_changed, is_watched
-from torchpact.engines.choosing import (
+from torchpact.core.block import AdaptiveBlock, Ponder
+from torchpact.core.modes import Mode, as_mode
+from torchpact.engines.autotune import (
     Choice,
     as_called,
     check_example,
@@ -21,8 +19,9 @@ from torchpact.engines.choosing import (
     running,
     sizes_of,
 )
+from torchpact.engines.block_spec import FoldedBlock
 from torchpact.engines.deployed import BlockByBlock, Deployed, DeployedBlock, Whole
-from torchpact.engines.folding import FoldedBlock
+from torchpact.engines.generic import dense
 from torchpact.engines.graphs import Graphed, generators_of
 from torchpact.engines.own import DeployedNetwork, deploy_network, of_units
 from torchpact.engines.registry import (
@@ -38,10 +37,11 @@ from torchpact.engines.registry import (
 )
 from torchpact.engines.report import Measurement, Report
 from torchpact.engines.timing import Others, interleaved
-from torchpact.flops import flops_from_ponders, uncompiled
-from torchpact.models.resnet import ResNet
-from torchpact.modes import Mode, as_mode
-from torchpact.unit_flops import plain_flops
+from torchpact.engines.validation import check_layers, is_changed, is_watched
+from torchpact.flops.call_capture import arguments, leading
+from torchpact.flops.conv import plain_flops
+from torchpact.flops.count import flops_from_ponders, uncompiled
+from torchpact.nn.resnet import ResNet
 
 
 @overload

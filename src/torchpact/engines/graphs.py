@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 from torch.backends import cudnn
 
-from torchpact.block import Ponder
-from torchpact.engines.folding import Unsupported
+from torchpact.core.block import Ponder
+from torchpact.core.modes import Mode
+from torchpact.engines.block_spec import Unsupported
 from torchpact.engines.ponder import is_unknown, unknown, without_details
-from torchpact.modes import Mode
 
 Outputs = tuple[Tensor, list[Ponder]]
 

@@ -9,17 +9,17 @@ from typing import Any, NamedTuple, NoReturn
 import torch
 from torch import nn
 
-from torchpact._checks import one_line
-from torchpact._state import parts
-from torchpact.block import AdaptiveBlock
-from torchpact.calls import Call, Given, Inputs, adaptive_parts, leading, recorded
-from torchpact.engines.checking import is_changed
-from torchpact.engines.choosing import deploy_block, running, sizes_of
-from torchpact.engines.copying import copied, kept
+from torchpact.checks import one_line
+from torchpact.core.block import AdaptiveBlock
+from torchpact.core.modes import Mode
+from torchpact.core.residual import Residual
+from torchpact.core.state import parts
+from torchpact.engines.autotune import deploy_block, running, sizes_of
+from torchpact.engines.block_spec import Unsupported
 from torchpact.engines.deployed import Fixed
-from torchpact.engines.folding import Unsupported
 from torchpact.engines.registry import STEP_ENGINES, Notes, built
 from torchpact.engines.report import Measurement, Report
+from torchpact.engines.snapshot import copied, kept
 from torchpact.engines.standing_in import (
     Forward,
     Plain,
@@ -30,10 +30,10 @@ from torchpact.engines.standing_in import (
     with_channels_last,
 )
 from torchpact.engines.timing import interleaved
-from torchpact.metering import Spent, metered, says_its_cost
-from torchpact.models.units import Bottleneck, ResidualUnit
-from torchpact.modes import Mode
-from torchpact.residual import Residual
+from torchpact.engines.validation import is_changed
+from torchpact.flops.call_capture import Call, Given, Inputs, adaptive_parts, leading, recorded
+from torchpact.flops.metering import Spent, metered, says_its_cost
+from torchpact.nn.conv_units import Bottleneck, ResidualUnit
 
 
 class DeployedNetwork(Fixed):

@@ -3,9 +3,9 @@
 import torch
 from torch import Tensor
 
-from torchpact.block import Ponder, _decisions
-from torchpact.halting import _steps_from_survival
-from torchpact.modes import Mode
+from torchpact.core.block import Ponder, _decisions
+from torchpact.core.halting import _steps_from_survival
+from torchpact.core.modes import Mode
 
 
 def make_ponder(asked: list[Tensor], iterations: int, steps: Tensor, mode: Mode) -> Ponder:

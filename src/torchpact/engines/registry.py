@@ -6,11 +6,15 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from torchpact.engines import apart, compact, compiled, dense, gpu, native, onchip, sparse
-from torchpact.engines.folding import FoldedBlock, Runner, Unsupported
+from torchpact.engines.block_spec import FoldedBlock, Runner, Unsupported
+from torchpact.engines.conv import onchip, sparse
+from torchpact.engines.conv.native import engine as native
+from torchpact.engines.conv.triton import engine as gpu
+from torchpact.engines.generic import compact, compiled, dense
+from torchpact.engines.generic import independence as apart
 from torchpact.engines.graphs import Outputs, repeatable
 from torchpact.engines.timing import interleaved
-from torchpact.models.resnet import ResNet
+from torchpact.nn.resnet import ResNet
 
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])

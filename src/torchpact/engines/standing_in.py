@@ -8,12 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from torchpact.block import AdaptiveBlock
-from torchpact.calls import Call, Given
-from torchpact.engines import dense
-from torchpact.engines.checking import check_block
-from torchpact.engines.folding import FoldedBlock, Runner, Unsupported
+from torchpact.core.block import AdaptiveBlock
+from torchpact.engines.block_spec import FoldedBlock, Runner, Unsupported
+from torchpact.engines.generic import dense
 from torchpact.engines.timing import interleaved
+from torchpact.engines.validation import check_block
+from torchpact.flops.call_capture import Call, Given
 
 Forward = Callable[..., Any]
 

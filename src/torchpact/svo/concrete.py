@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from torch import Tensor
 from torch.distributions import Bernoulli, Distribution, Independent
 
-from torchpact._checks import check_number
-from torchpact.relaxation import logistic_noise, relaxed_bernoulli
+from torchpact.checks import check_number
+from torchpact.core.relaxation import logistic_noise, relaxed_bernoulli
 from torchpact.svo._evaluate import evaluate
 from torchpact.svo.families import ChainedBernoulli
 

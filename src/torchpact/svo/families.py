@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.distributions import Bernoulli, Distribution, Independent, Normal, constraints
 from torch.nn.functional import logsigmoid
 
-from torchpact._checks import check_count, check_number
-from torchpact.relaxation import bernoulli, logistic_noise, relaxed_bernoulli
+from torchpact.checks import check_count, check_number
+from torchpact.core.relaxation import bernoulli, logistic_noise, relaxed_bernoulli
 
 
 class ChainedBernoulli(Distribution):

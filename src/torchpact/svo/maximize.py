@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributions import Distribution
 
-from torchpact._checks import check_count
+from torchpact.checks import check_count
 from torchpact.svo._evaluate import evaluate
 from torchpact.svo.estimator import Estimator, as_estimator
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.distributions import Distribution
 
-from torchpact.baseline import EMABaseline
+from torchpact.core.baseline import EMABaseline
 from torchpact.svo._evaluate import evaluate
 
 

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from torchpact._checks import check_count
+from torchpact.checks import check_count
 from torchpact.svo.estimator import Estimator, as_estimator
 
 

@@ -14,9 +14,10 @@ import pytest
 import torch
 
 import torchpact as tp
-from torchpact.engines import FoldedBlock, onchip
-from torchpact.engines.onchip import OnChip, check
-from torchpact.engines.onchip.plan import Device, candidates
+from torchpact.engines import FoldedBlock
+from torchpact.engines.conv import onchip
+from torchpact.engines.conv.onchip import OnChip, check
+from torchpact.engines.conv.onchip.plan import Device, candidates
 
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
 
@@ -112,7 +113,7 @@ def engine(model, mode=None, made=AsForMany, device=H200, **how):
 def take(monkeypatch, found, cuts):
     """Let the engine take these plans, each cut so."""
     made = [[replace(plan, **cut)] for plan, cut in zip(found, cuts, strict=True)]
-    monkeypatch.setattr("torchpact.engines.onchip.engine.candidates", lambda *_: made)
+    monkeypatch.setattr("torchpact.engines.conv.onchip.engine.candidates", lambda *_: made)
 
 
 def shared_by(*clusters):

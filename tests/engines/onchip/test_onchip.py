@@ -18,10 +18,10 @@ from tests.engines.onchip.emulation import (
     take,
     tame,
 )
-from torchpact.bench.blobs import with_blobs
 from torchpact.engines import Unsupported
-from torchpact.engines.onchip import OnChip
-from torchpact.engines.onchip.plan import candidates
+from torchpact.engines.conv.onchip import OnChip
+from torchpact.engines.conv.onchip.plan import candidates
+from torchpact_recipes.bench.blobs import with_blobs
 
 PRECISION = {torch.float16: 1e-3, torch.bfloat16: 1e-2}
 

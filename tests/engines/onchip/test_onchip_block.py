@@ -7,10 +7,10 @@ import torchpact as tp
 from tests.engines.networks import block_of, bottlenecks_of, halt_outside, lively, relative
 from tests.engines.onchip.emulation import H200, emulated, needs_compiler, tame
 from torchpact.engines import ENGINES, FoldedBlock, Unsupported, deploy, registry
+from torchpact.engines.conv.onchip import OnChipBlock
+from torchpact.engines.conv.onchip.block import build, check
+from torchpact.engines.conv.onchip.plan import Device
 from torchpact.engines.graphs import repeatable
-from torchpact.engines.onchip import OnChipBlock
-from torchpact.engines.onchip.block import build, check
-from torchpact.engines.onchip.plan import Device
 from torchpact.models import ResidualUnit
 
 CUDA = torch.cuda.is_available()

@@ -11,11 +11,12 @@ import torch
 import torchpact as tp
 from tests.engines.networks import lively, relative
 from tests.engines.onchip.emulation import H200, engine, needs_compiler, reference, tame
-from torchpact.engines import FoldedBlock, Unsupported, deploy, onchip, registry
+from torchpact.engines import FoldedBlock, Unsupported, deploy, registry
+from torchpact.engines.conv import onchip
+from torchpact.engines.conv.onchip import OnChip
+from torchpact.engines.conv.onchip import engine as onchip_engine
 from torchpact.engines.deployed import Whole
 from torchpact.engines.graphs import Graphed
-from torchpact.engines.onchip import OnChip
-from torchpact.engines.onchip import engine as onchip_engine
 
 
 @needs_compiler

@@ -9,7 +9,7 @@ import torch
 
 from tests.engines.onchip.emulation import needs_compiler, plans
 from torchpact.engines import Unsupported
-from torchpact.engines.onchip import Args, driver
+from torchpact.engines.conv.onchip import Args, driver
 
 SOURCE = """
 extern "C" {

@@ -13,7 +13,7 @@ from tests.engines.onchip.emulation import (
     shared_by,
     take,
 )
-from torchpact.engines.onchip import OnChip
+from torchpact.engines.conv.onchip import OnChip
 
 ROUNDING = 2.0**-17  # of a term of a logit
 

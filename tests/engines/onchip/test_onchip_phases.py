@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from tests.engines.onchip.emulation import plans
-from torchpact.engines.onchip.nvrtc import SOURCE
-from torchpact.engines.onchip.plan import Plan
+from torchpact.engines.conv.onchip.nvrtc import SOURCE
+from torchpact.engines.conv.onchip.plan import Plan
 
 BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
 

@@ -1,0 +1,194 @@
+"""The four ways of turning halting probabilities into decisions; each is one algorithm of the paper.
+
+A mode is a small state machine over one tensor: the stick that *remains* at each position. It starts
+at 1, and every iteration but the last breaks a piece off. ``gate`` says who is computed in the next
+iteration, ``halt`` takes the logits of the halting probabilities and breaks the stick. Modes have no
+parameters and hold no state between calls: train a network in one, evaluate it in another.
+
+To add a mode, subclass :class:`Mode`; to give it a name, enter it into :data:`MODES`.
+"""
+
+import math
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from torchpact.checks import check_number
+from torchpact.core.halting import _log_stick_breaking, act_step, iteration_index
+from torchpact.core.relaxation import bernoulli, logistic_noise, relaxed_bernoulli
+
+
+class Mode:
+    """What an adaptive block asks of a mode; see :mod:`torchpact.core.modes`."""
+
+    hard: ClassVar[bool] = False
+    """Whether the halting distribution is one-hot, so that the output is the state at halting."""
+    leaves: ClassVar[bool] = True
+    """Whether a position can be done for good before the last iteration."""
+    needs_every_h: ClassVar[bool] = True
+    """Whether the cost depends on h after halting too; if not, a recurrent layer stops early in training."""
+
+    def gate(self, remaining: Tensor) -> Tensor:
+        """Return the active positions mask a, by which residuals are multiplied; 0 is skipped."""
+        return (remaining > 0).to(remaining.dtype)
+
+    def halt(self, remaining: Tensor, logits: Tensor) -> tuple[Tensor, Tensor]:
+        """Break the stick: the weight of this iteration in the output, and what remains."""
+        raise NotImplementedError
+
+    def log_prob(self, logits: Tensor, steps: Tensor) -> Tensor | None:
+        """Return log q(z = steps) of the decisions taken, where the mode samples them."""
+        return None
+
+    def cost(self, probs: Tensor, steps: Tensor, expected_steps: Tensor) -> Tensor:
+        """Return what the objective charges for, per position."""
+        return expected_steps
+
+
+@dataclass(frozen=True)
+class Relaxed(Mode):
+    """Concrete relaxation: soft, stochastic and differentiable; the mode to train in (alg. 3).
+
+    ``temperature`` is λ. The mask is r·[r > ``clip``] of the remaining stick r, δ in the paper; the
+    gradient flows through r. ``generator`` makes the noise reproducible; torch.compile and activation
+    checkpointing need the default one.
+
+    >>> Relaxed(temperature=0.5)
+    Relaxed(temperature=0.5, clip=0.01)
+    """
+
+    leaves: ClassVar[bool] = False
+
+    temperature: float = 2 / 3
+    clip: float = 0.01
+    generator: torch.Generator | None = field(default=None, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        check_number("temperature", self.temperature, 0, open_low=True, open_high=True)
+        check_number("clip", self.clip, 0, 1, open_high=True)
+
+    def gate(self, remaining: Tensor) -> Tensor:
+        """Return r·[r > δ]."""
+        return torch.where(remaining > self.clip, remaining, torch.zeros_like(remaining))
+
+    def noise(self, logits: Tensor) -> Tensor:
+        """Draw what decides, one number for every position."""
+        return logistic_noise(logits, self.generator)
+
+    def halt(self, remaining: Tensor, logits: Tensor) -> tuple[Tensor, Tensor]:
+        """Break off ξ̂ ~ RelaxedBernoulli(h; λ) of what remains."""
+        fires, stays = relaxed_bernoulli(logits, self.noise(logits), self.temperature)
+        return remaining * fires, remaining * stays
+
+
+@dataclass(frozen=True)
+class Discrete(Mode):
+    """Sample when to halt: the model of the paper itself, trained by REINFORCE (alg. 1).
+
+    >>> Discrete(generator=torch.Generator().manual_seed(0))
+    Discrete()
+    """
+
+    hard: ClassVar[bool] = True
+
+    generator: torch.Generator | None = field(default=None, repr=False, compare=False)
+
+    def noise(self, logits: Tensor) -> Tensor:
+        """Draw what decides, one number for every position."""
+        return logistic_noise(logits, self.generator)
+
+    def halt(self, remaining: Tensor, logits: Tensor) -> tuple[Tensor, Tensor]:
+        """Take all that remains where ξ ~ Bernoulli(h) is 1."""
+        return _take_all(remaining, bernoulli(logits, self.noise(logits)))
+
+    def log_prob(self, logits: Tensor, steps: Tensor) -> Tensor:
+        """Return log q(z = steps), exactly (eq. 15)."""
+        return _log_stick_breaking(logits, 0).gather(0, (steps - 1).unsqueeze(0)).squeeze(0)
+
+
+@dataclass(frozen=True)
+class Thresholded(Mode):
+    """Stop as soon as h exceeds ``threshold``: deterministic, the mode to deploy (alg. 2, eq. 16).
+
+    >>> Thresholded(threshold=0.3)
+    Thresholded(threshold=0.3)
+    """
+
+    hard: ClassVar[bool] = True
+
+    threshold: float = 0.5
+
+    def __post_init__(self) -> None:
+        check_number("threshold", self.threshold, 0, 1, open_low=True, open_high=True)
+
+    @property
+    def bound(self) -> float:
+        """What logits must exceed for a halt.
+
+        >>> Thresholded().bound
+        0.0
+        """
+        return math.log(self.threshold) - math.log1p(-self.threshold)
+
+    def halt(self, remaining: Tensor, logits: Tensor) -> tuple[Tensor, Tensor]:
+        """Take all that remains where h > threshold."""
+        return _take_all(remaining, logits > self.bound)
+
+
+@dataclass(frozen=True)
+class ACT(Mode):
+    """Graves' adaptive computation time; SACT, where positions are pixels (alg. 4).
+
+    >>> ACT(eps=0.05)
+    ACT(eps=0.05)
+    """
+
+    needs_every_h: ClassVar[bool] = False
+
+    eps: float = 0.01
+
+    def __post_init__(self) -> None:
+        check_number("eps", self.eps, 0, 1, open_low=True, open_high=True)
+
+    def halt(self, remaining: Tensor, logits: Tensor) -> tuple[Tensor, Tensor]:
+        """Break off h while more than eps remains after it, else all."""
+        return act_step(remaining, torch.sigmoid(logits), self.eps)
+
+    def cost(self, probs: Tensor, steps: Tensor, expected_steps: Tensor) -> Tensor:
+        """Return the ponder cost ρ = N + R."""
+        before = iteration_index(len(probs), steps) < steps
+        # Multiplying by 0 would keep a NaN that was never part of the sum
+        return steps + 1 - torch.where(before, probs, torch.zeros_like(probs)).sum(0)
+
+
+MODES: dict[str, type[Mode]] = {
+    "relaxed": Relaxed,
+    "discrete": Discrete,
+    "thresholded": Thresholded,
+    "act": ACT,
+}
+
+
+def as_mode(mode: Mode | str) -> Mode:
+    """Return a mode given as such, or by name with its default settings.
+
+    >>> as_mode("thresholded")
+    Thresholded(threshold=0.5)
+    """
+    if isinstance(mode, Mode):
+        return mode
+    if isinstance(mode, str) and mode in MODES:
+        return MODES[mode]()
+    names = ", ".join(MODES)
+    if isinstance(mode, type):
+        given = f"the class {mode.__name__}"
+    else:
+        given = repr(mode) if isinstance(mode, str) else f"a {type(mode).__name__}"
+    raise ValueError(f"expected a mode, or one of the names {names}; got {given}")
+
+
+def _take_all(remaining: Tensor, fires: Tensor) -> tuple[Tensor, Tensor]:
+    nothing = torch.zeros_like(remaining)
+    return torch.where(fires, remaining, nothing), torch.where(fires, nothing, remaining)

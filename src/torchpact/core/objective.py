@@ -1,0 +1,144 @@
+"""What is minimised: the negative of the paper's objectives, as a mean over examples."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchpact.checks import check_number, readable
+from torchpact.core.block import Ponder
+from torchpact.core.halting import log_stick_breaking
+from torchpact.core.priors import TruncatedGeometric
+
+Tau = float | Sequence[float] | Tensor
+
+
+def map_loss(nll: Tensor, ponders: Ponder | Sequence[Ponder], tau: Tau) -> Tensor:
+    """Return the negative MAP objective, E[−log p(y | z, x) + Σ τ_k N_k] (eq. 25 and 27).
+
+    ``nll`` holds −log p(y | z, x) of every example. The cost of a block is averaged over its
+    positions, the paper's τ/(HW), and charged at its ``tau``: one number, or one for each block. It
+    is the log-prior in closed form, up to a constant. With ACT blocks the cost is the ponder cost ρ.
+
+    In the hard modes this is a number to report, not to train by: decisions pass no gradient on, so the
+    heads would only learn of the price. Train relaxed, or with :func:`reinforce_loss`.
+
+    >>> step = nn.Sequential(nn.Linear(8, 8), nn.Tanh())
+    >>> block = tp.AdaptiveBlock(step, nn.Linear(8, 1), max_steps=5)
+    >>> output, ponder = block(torch.randn(4, 8))
+    >>> nll = nn.functional.cross_entropy(output, torch.tensor([0, 3, 1, 7]), reduction="none")
+    >>> map_loss(nll, ponder, tau=0.01).backward()
+    """
+    nll, blocks = _check(nll, ponders)
+    return _mean(nll) + _prior_cost(blocks, tau)
+
+
+def reinforce_loss(
+    nll: Tensor,
+    ponders: Ponder | Sequence[Ponder],
+    tau: Tau,
+    baseline: Callable[[Tensor], Tensor] | float | None = None,
+) -> Tensor:
+    """Return a loss whose gradient is REINFORCE's estimate for the discrete model (eq. 26).
+
+    Three terms: the likelihood, differentiable along the path taken; (log p − c)·∇ log q(z), the
+    score function with ``baseline`` c, where q is that of all positions and blocks of an example; and
+    the expected steps N_k, whose dependence on the decisions of earlier blocks (and, where steps take the
+    gate, of earlier iterations) is neglected. The value itself is of no interest; report :func:`map_loss`.
+
+    >>> step = nn.Sequential(nn.Linear(8, 8), nn.Tanh())
+    >>> block = tp.AdaptiveBlock(step, nn.Linear(8, 1), max_steps=5, mode="discrete")
+    >>> output, ponder = block(torch.randn(4, 8))
+    >>> nll = nn.functional.cross_entropy(output, torch.tensor([0, 3, 1, 7]), reduction="none")
+    >>> reinforce_loss(nll, ponder, tau=0.01, baseline=tp.EMABaseline()).backward()
+    """
+    nll, blocks = _check(nll, ponders)
+    if not (baseline is None or callable(baseline) or isinstance(baseline, int | float)):
+        raise TypeError(f"expected a baseline like EMABaseline(), a number or None; got {baseline!r}")
+    reward = -nll.detach()
+    c = torch.as_tensor(baseline(reward) if callable(baseline) else (baseline or 0.0)).detach()
+    if c.shape not in ((), reward.shape):
+        raise ValueError(f"expected a baseline of shape () or {tuple(reward.shape)}, got {tuple(c.shape)}")
+    log_q = torch.zeros_like(reward)
+    for index, ponder in enumerate(blocks):
+        if ponder.log_prob is None:
+            raise ValueError(f"expected ponders of blocks in Discrete mode, got no log_prob in block {index}")
+        log_q = log_q + ponder.log_prob.unsqueeze(-1).flatten(1).sum(1)
+    return _mean(nll - (reward - c) * log_q) + _prior_cost(blocks, tau)
+
+
+def ponder_loss(losses: Tensor, logits: Tensor, tau: float, beta: float = 0.01) -> Tensor:
+    """Return E_q[loss] + β·KL(q ‖ p) of halting after each iteration, as a mean over examples.
+
+    ``losses`` hold the loss of every example had it halted after iteration 1 … L, and ``logits`` those of
+    the halting probabilities, both of shape (L, batch); the last logit is not read. The prior p is the
+    truncated geometric of ``tau``: PonderNet's λ is 1 − exp(−τ). Nothing is sampled, so it is for a single
+    decision an example: two of them have L² outcomes.
+
+    >>> losses, logits = torch.tensor([[1.0], [0.0]]), torch.zeros(2, 1)
+    >>> ponder_loss(losses, logits, tau=0, beta=1)  # both equally likely, as in the prior
+    tensor(0.5000)
+    """
+    check_number("tau", tau, 0, open_high=True)
+    check_number("beta", beta, 0, open_high=True)
+    if losses.dim() != 2 or losses.shape != logits.shape:
+        raise ValueError(
+            "expected losses and logits of shape (iterations, batch), "
+            f"got {tuple(losses.shape)} and {tuple(logits.shape)}"
+        )
+    log_q = log_stick_breaking(logits)
+    # where q is 0 its logarithm may be −∞, and their product is to be 0
+    log_q = log_q.clamp(min=torch.finfo(log_q.dtype).min)
+    q = log_q.exp()
+    # made on the device, and not looked at: an iteration that is captured cannot
+    prior = TruncatedGeometric(q.new_full((), float(tau)), len(q), validate_args=False)
+    log_p = prior.log_prob(prior.enumerate_support()).unsqueeze(1)
+    return _mean((q * losses).sum(0)) + beta * _mean((q * (log_q - log_p)).sum(0))
+
+
+def _check(nll: Tensor, ponders: Any) -> tuple[Tensor, list[Ponder]]:
+    if not isinstance(nll, Tensor) or nll.dim() != 1:
+        given = f"shape {tuple(nll.shape)}" if isinstance(nll, Tensor) else type(nll).__name__
+        if isinstance(nll, Tensor) and nll.dim() > 1:
+            given += ": average over positions first"
+        raise ValueError(f"expected one nll per example, as from reduction='none'; got {given}")
+    blocks = [ponders] if isinstance(ponders, Ponder) else list(ponders)
+    for ponder in blocks:
+        if not isinstance(ponder, Ponder):
+            raise TypeError(f"expected a Ponder for each block, got {type(ponder).__name__}")
+        if ponder.steps.shape[:1] != nll.shape:
+            raise ValueError(
+                f"expected positions of {len(nll)} examples, as in nll; got shape {tuple(ponder.steps.shape)}"
+            )
+    return nll, blocks
+
+
+def _prior_cost(blocks: list[Ponder], tau: Tau) -> Tensor | float:
+    """Return Σ τ_k·cost_k, the cost averaged over examples and positions."""
+    return sum(
+        (t * _mean(ponder.cost) for t, ponder in zip(_taus(tau, len(blocks)), blocks, strict=True)),
+        start=0.0,
+    )
+
+
+def _taus(tau: Tau, count: int) -> list[float | Tensor]:
+    if isinstance(tau, Tensor):
+        # a look at a tensor on the GPU would make every training step wait for it
+        if tau.dim() > 1:
+            raise ValueError(f"expected one tau, or one per block; got shape {tuple(tau.shape)}")
+        if not tau.is_cuda and readable(tau) and not ((tau >= 0) & tau.isfinite()).all():
+            raise ValueError(f"expected tau in [0, inf), got {tau.tolist()}")
+        taus: list[float | Tensor] = list(tau.unbind()) if tau.dim() else [tau] * count
+    elif isinstance(tau, Sequence) and not isinstance(tau, str):
+        taus = [check_number("tau", t, 0, open_high=True) for t in tau]
+    else:
+        taus = [check_number("tau", tau, 0, open_high=True)] * count
+    if len(taus) != count:
+        raise ValueError(f"expected one tau, or {count} of them for {count} blocks; got {len(taus)}")
+    return taus
+
+
+def _mean(x: Tensor) -> Tensor:
+    """The mean, but 0 for a batch of 0, as one rank of a distributed run may be handed."""
+    return x.sum() / max(x.numel(), 1)

@@ -1,0 +1,1 @@
+"""Active pixels on a CPU, in C++."""

@@ -1,0 +1,1 @@
+"""Recurrent layers: compiled kernels for CPUs and GPUs."""

@@ -1,0 +1,294 @@
+"""Recurrent networks that ponder: every time step is an adaptive block (section 4.2)."""
+
+from collections.abc import Callable, Sequence
+from functools import cache
+from itertools import zip_longest
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.utils.rnn import PackedSequence
+
+from torchpact.checks import at_least_single, check_number, readable
+from torchpact.core import state as _state
+from torchpact.core.block import AdaptiveBlock, Ponder, Trace
+from torchpact.core.modes import Mode, as_mode
+from torchpact.core.state import State
+from torchpact.nn.cells import HaltingUnit, Transition, never_halt, probe
+from torchpact.nn.packed_sequence import pack, pad, time_first, with_time
+from torchpact.nn.rnn_leaving import leave_batch
+
+Read = Callable[[PackedSequence, State, Mode], tuple[Tensor, State, Ponder]]
+
+
+class AdaptiveRNN(nn.Module):
+    """A recurrent layer that decides at every time step how often to run its cell.
+
+    ``cell`` is an ``nn.LSTMCell``, ``GRUCell`` or ``RNNCell`` for one input more than there are: the last
+    tells the first iteration of a time step. Any module with an ``input_size`` that maps (input, state)
+    to a new state will do, where a state is a tensor of shape (batch, size) or a tuple of them, the first
+    of which is the output, and None stands for zeros. ``halting`` is a head from states to logits of
+    shape (batch, 1), by default a :class:`HaltingUnit` whose bias starts at ``halting_bias``, as Graves
+    has it; see also :func:`never_halt`.
+
+    The call is that of ``nn.LSTM``, for batches: input of shape (time, batch, features), or (batch, time,
+    features) with ``batch_first``, optionally with the ``lengths`` of the sequences, in any order; or a
+    ``PackedSequence``. An initial state is what the cell takes, (batch, size) each. What comes back are
+    the outputs in the form of the input, the state after each sequence's last time step, and a
+    :class:`~torchpact.Ponder` with positions (batch, time), whatever ``batch_first``. Padding is not
+    computed and costs nothing: there the outputs, ``steps``, ``cost`` and ``log_prob`` are 0.
+
+    In the soft modes the state handed on is the mean of the iterations' states, in the hard ones the
+    state at halting. ACT stops when every example has, in training too: its ``expected_steps`` then
+    count the iterations that were run. With ``compact``, examples that have halted leave the batch where
+    there are no gradients, and in thresholded mode compiled kernels read the sequences, where there are some
+    for the cell (:mod:`torchpact.engines.recurrent.native`, and ``recurrent_gpu`` for GPUs); the results are
+    those without.
+
+    The first such call on a CPU runs the machine's C++ compiler, for a few seconds; the library stays in
+    ``~/.cache/torchpact``. Where there is no compiler, or it fails, the loop in Python goes on without a
+    word, only slower. ``TORCHPACT_NATIVE=0`` in the environment does the same: no compiler, nothing loaded.
+
+    An objective averages the cost over positions, so let its nll be the mean over time too: the sum
+    over the time steps of an example, divided by the number of positions, T.
+
+    >>> rnn = AdaptiveRNN(nn.LSTMCell(8 + 1, 16), max_steps=5, batch_first=True)
+    >>> output, (h, c), ponder = rnn(torch.randn(3, 7, 8), lengths=[7, 2, 4])
+    >>> output.shape, h.shape, ponder.cost.shape
+    (torch.Size([3, 7, 16]), torch.Size([3, 16]), torch.Size([3, 7]))
+    """
+
+    def __init__(
+        self,
+        cell: nn.Module,
+        max_steps: int,
+        *,
+        halting: Callable[[State], Tensor] | None = None,
+        halting_bias: float = 1.0,
+        mode: Mode | str | None = None,
+        batch_first: bool = False,
+        compact: bool = True,
+    ) -> None:
+        super().__init__()
+        check_number("halting_bias", halting_bias, open_low=True, open_high=True)
+        state = probe(cell)
+        # the layout of a state, without values
+        self._example = _state.map_state(lambda part: part[:1].to("meta"), state)
+        self.batch_first = batch_first
+        self.compact = compact
+        self._repeats = halting is never_halt
+        output = _state.parts(state)[0]
+        if halting is None:
+            halting = HaltingUnit(output.size(1), halting_bias).to(output.device, output.dtype)
+        self.block = AdaptiveBlock(Transition(cell), halting, mode=mode, max_steps=max_steps)
+        with torch.no_grad():
+            logits = halting(state)
+        if not isinstance(logits, Tensor) or logits.shape != (len(output), 1):
+            raise ValueError(
+                f"expected a halting head that gives (batch, 1), got {_state.shape_of(logits)} "
+                f"for a batch of {len(output)}"
+            )
+
+    @property
+    def cell(self) -> nn.Module:
+        """The cell, which takes one input more than the layer."""
+        cell: nn.Module = self._transition.cell
+        return cell
+
+    @property
+    def input_size(self) -> int:
+        """The number of features of the input."""
+        return int(self.cell.input_size) - 1  # type: ignore[arg-type]
+
+    @property
+    def hidden_size(self) -> int:
+        """The number of features of the output."""
+        return _state.parts(self._example)[0].size(1)
+
+    @property
+    def max_steps(self) -> int:
+        """L, the most iterations of a time step."""
+        return self.block.max_steps
+
+    @property
+    def _transition(self) -> Transition:
+        transition = self.block.steps[0]
+        assert isinstance(transition, Transition)
+        return transition
+
+    def forward(
+        self,
+        input: Tensor | PackedSequence,
+        state: State | None = None,
+        *,
+        lengths: Tensor | Sequence[int] | None = None,
+        mode: Mode | str | None = None,
+    ) -> tuple[Any, State, Ponder]:
+        """Return the outputs, the final state, and what every time step did."""
+        mode = self.block.mode if mode is None else as_mode(mode)
+        kernels = self.compact and not torch.is_grad_enabled()
+        if isinstance(input, PackedSequence):
+            packed = pack(input, lengths, self.input_size)
+            self._check_state(state, int(packed.batch_sizes[0]))
+        else:
+            by_time = time_first(input, self.input_size, self.batch_first)
+            self._check_state(state, by_time.size(1))
+            found = self._whole(by_time, state, mode) if kernels and lengths is None else None
+            if found is not None:
+                return found
+            packed = pack(by_time, lengths, self.input_size)
+        u = self._initial_state(state, packed)
+        read = self._compiled(packed.data, u, mode) if kernels else None
+        outputs, final, ponder = (read or self._read)(packed, u, mode)
+        if packed.unsorted_indices is not None:
+            final = _state.rows_of(final, packed.unsorted_indices)
+        time = len(packed.batch_sizes)
+        if isinstance(input, PackedSequence):
+            return packed._replace(data=outputs), final, with_time(ponder, packed, time)
+        total = input.size(1 if self.batch_first else 0)
+        output = pad(outputs, packed, total)
+        if not self.batch_first:
+            output = output.transpose(0, 1)
+        return output, final, with_time(ponder, packed, total)
+
+    def _whole(self, by_time: Tensor, state: State | None, mode: Mode) -> tuple[Tensor, State, Ponder] | None:
+        """What a GPU's kernels return for sequences that are all as long, with as little else as can be."""
+        time, batch = by_time.shape[:2]
+        gpu = self._on_gpu(by_time, state, batch, mode)
+        if gpu is None:
+            return None
+        output, final, ponder = gpu.whole(
+            by_time.reshape(time * batch, by_time.size(2)), time, batch, state, mode
+        )
+        return output.transpose(0, 1) if self.batch_first else output, final, ponder
+
+    def _on_gpu(self, data: Tensor, state: State | None, batch: int, mode: Mode) -> Any:
+        """The kernels for a GPU, where there are some for this layer."""
+        if not data.is_cuda or not readable(data) or not _alike(data, state):
+            return None
+        return _engine("recurrent_gpu").kernel_for(self.block, mode, data, batch)
+
+    def _compiled(self, data: Tensor, u: State, mode: Mode) -> Read | None:
+        """What reads sequences in place of the loop, if there is a kernel that does it."""
+        gpu: Read | None = self._on_gpu(data, u, len(_state.parts(u)[0]), mode)
+        if gpu is not None or data.dtype != torch.float32 or data.device.type != "cpu":
+            return gpu
+        if not readable(data) or not _alike(data, u):
+            return None
+        kernel = _engine("recurrent").kernel_for(self.block, mode)
+        if kernel is None:
+            return None
+
+        def read(packed: PackedSequence, u: State, mode: Mode) -> tuple[Tensor, State, Ponder]:
+            found = kernel(packed, u, mode)
+            like = found.output.new_empty(len(found.output))
+            return (
+                found.output,
+                found.final,
+                self.block._ponder(list(found.logits), like, found.steps, mode, learning=False),
+            )
+
+        return read
+
+    def _read(self, packed: PackedSequence, u: State, mode: Mode) -> tuple[Tensor, State, Ponder]:
+        """Return the outputs of all time steps, the final state and the ponder, as they are packed."""
+        learning = torch.is_grad_enabled()
+        sizes: list[int] = packed.batch_sizes.tolist()
+        traces, ended = [], []
+        flagged = F.pad(packed.data, (0, 1), value=1.0).split(sizes)
+        unflagged = F.pad(packed.data, (0, 1), value=0.0).split(sizes)
+        for first, again in zip(flagged, unflagged, strict=True):
+            # the longest sequences come first, so those that have ended are the last rows
+            count, before = len(first), len(_state.parts(u)[0])
+            if count < before:
+                ended.append(_state.map_state(lambda part, n=count: part[n:], u))
+                u = _state.map_state(lambda part, n=count: part[:n], u)
+            traces.append(self._time_step(u, first, again, mode, learning))
+            u = traces[-1].output
+        final = _state.map_state(lambda *parts: torch.cat(parts), u, *reversed(ended))
+        outputs = torch.cat([_state.parts(trace.output)[0] for trace in traces])
+        return outputs, final, self._ponder(traces, mode, learning)
+
+    def unroll(self, input: Tensor, state: State | None = None) -> tuple[Tensor, Tensor]:
+        """Run all L iterations of a single time step on input of shape (batch, features), whoever halts.
+
+        Returns their outputs, (L, batch, size), and the logits of their halting probabilities, (L, batch),
+        the last of them +∞: what an expectation over the iterations needs, as that of
+        :func:`~torchpact.ponder_loss`.
+
+        >>> rnn = AdaptiveRNN(nn.GRUCell(8 + 1, 16), max_steps=5)
+        >>> outputs, logits = rnn.unroll(torch.randn(3, 8))
+        >>> outputs.shape, logits.shape
+        (torch.Size([5, 3, 16]), torch.Size([5, 3]))
+        """
+        by_time = time_first(input.unsqueeze(0), self.input_size, batch_first=False)
+        packed = pack(by_time, None, self.input_size)
+        self._check_state(state, len(input))
+        u = self._initial_state(state, packed)
+        first, again = (F.pad(packed.data, (0, 1), value=flag) for flag in (1.0, 0.0))
+        outputs, logits = [], []
+        for iteration in range(1, self.max_steps + 1):
+            u = self._transition(u, first, again, iteration=iteration)
+            outputs.append(_state.parts(u)[0])
+            if iteration < self.max_steps:
+                logits.append(at_least_single(self.block.halting[0](u))[:, 0])
+        logits.append(at_least_single(input.new_full((len(input),), torch.inf)))
+        return torch.stack(outputs), torch.stack(logits)
+
+    def _time_step(self, u: State, first: Tensor, again: Tensor, mode: Mode, learning: bool) -> Trace:
+        if self._repeats:
+            return self._repeat(u, first, again)
+        skips = mode.leaves and not (learning and mode.needs_every_h)
+        if self.compact and skips and not learning and readable(first):
+            return leave_batch(self.block, u, first, again, mode)
+        return self.block._iterate(u, (first, again), mode, skips)
+
+    def _repeat(self, u: State, first: Tensor, again: Tensor) -> Trace:
+        """As the loop of the block where nobody ever halts, without asking."""
+        for iteration in range(1, self.max_steps + 1):
+            u = self._transition(u, first, again, iteration=iteration)
+        remaining = at_least_single(_state.parts(u)[0].new_ones(len(first), 1))
+        never = torch.full_like(remaining, -torch.inf)
+        steps = torch.full_like(remaining, self.max_steps, dtype=torch.long)
+        return Trace(u, [never] * (self.max_steps - 1), remaining, steps)
+
+    def _ponder(self, traces: list[Trace], mode: Mode, learning: bool) -> Ponder:
+        """Make one ponder of all time steps: a few large operations instead of many small ones."""
+        always = [torch.full_like(trace.remaining, torch.inf) for trace in traces]
+        asked = [
+            torch.cat([inf if logits is None else logits for logits, inf in zip(row, always, strict=True)])
+            for row in zip_longest(*(trace.asked for trace in traces))
+        ]
+        steps = torch.cat([trace.steps for trace in traces])[:, 0]
+        like = torch.cat(always)[:, 0]
+        return self.block._ponder([logits[:, 0] for logits in asked], like, steps, mode, learning)
+
+    def _initial_state(self, state: State | None, packed: PackedSequence) -> State:
+        if state is None:
+            data, batch = packed.data, int(packed.batch_sizes[0])
+            # in the precision of the input, as torch's cells do it
+            return _state.map_state(lambda part: data.new_zeros(batch, part.size(1)), self._example)
+        return state if packed.sorted_indices is None else _state.rows_of(state, packed.sorted_indices)
+
+    def _check_state(self, state: State | None, batch: int) -> None:
+        if state is None:
+            return
+        shapes = tuple((batch, part.size(1)) for part in _state.parts(self._example))
+        expected, given = shapes[0] if isinstance(self._example, Tensor) else shapes, _state.shape_of(state)
+        if given != expected:
+            raise ValueError(f"expected an initial state of shape {expected}, got {given}")
+
+
+@cache
+def _engine(name: str) -> Any:
+    """Engines know the networks they run, so a network asks for one only where it is wanted."""
+    from torchpact.engines.recurrent import gpu, native
+
+    return {"recurrent": native, "recurrent_gpu": gpu}[name]
+
+
+def _alike(data: Tensor, state: State | None) -> bool:
+    """Whether a state is of the precision and on the device of the input."""
+    like = data.dtype, data.device
+    return state is None or all((part.dtype, part.device) == like for part in _state.parts(state))

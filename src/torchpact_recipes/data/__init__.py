@@ -1,0 +1,41 @@
+"""Data: CIFAR-10 and enwik8, fetched and checked; augmentation on the device; synthetic tasks.
+
+Images           fetch_cifar10, load_cifar10, load_sample, Images; any file by read_picture
+Text             fetch_enwik8, load_enwik8, load_sample_text
+Graves' tasks    task, Parity, Logic, Addition, Sort, Task, TaskBatch
+Feed it          BatchOrder, augment, crop_and_flip, standardize
+"""
+
+from torchpact_recipes.data.augment import augment, crop_and_flip, standardize
+from torchpact_recipes.data.cifar10 import Images, fetch_cifar10, load_cifar10
+from torchpact_recipes.data.enwik8 import fetch_enwik8, load_enwik8
+from torchpact_recipes.data.files import DataError, Progress
+from torchpact_recipes.data.order import BatchOrder
+from torchpact_recipes.data.pictures import read_picture
+from torchpact_recipes.data.sample import load_sample
+from torchpact_recipes.data.sample_text import load_sample_text
+from torchpact_recipes.data.tasks import Addition, Logic, Parity, Sort, Task, TaskBatch, task
+
+__all__ = [
+    "Addition",
+    "BatchOrder",
+    "DataError",
+    "Images",
+    "Logic",
+    "Parity",
+    "Progress",
+    "Sort",
+    "Task",
+    "TaskBatch",
+    "augment",
+    "crop_and_flip",
+    "fetch_cifar10",
+    "fetch_enwik8",
+    "load_cifar10",
+    "load_enwik8",
+    "load_sample",
+    "load_sample_text",
+    "read_picture",
+    "standardize",
+    "task",
+]

@@ -1,0 +1,163 @@
+"""Checkpoints: one safetensors file each, with what it is in its header and a digest over all of it.
+
+The digest makes a flipped bit anywhere an error instead of a slightly wrong network. Files are written
+under a temporary name and renamed, and the one before stays, so that there is a good one at any moment.
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor, nn
+
+from torchpact.files import write_whole
+from torchpact.nn.resnet import ResNet, build
+from torchpact.nn.sequence import SequenceNet
+from torchpact_recipes.hub_files import read_network
+from torchpact_recipes.training.config import TrainConfig
+from torchpact_recipes.training.sequence_config import SequenceTrainConfig
+
+FORMAT = "torchpact checkpoint 1"
+
+M = TypeVar("M", bound=nn.Module)
+C = TypeVar("C")
+
+
+class CheckpointError(ValueError):
+    """A checkpoint that is missing, damaged or not one of ours; the message is one line."""
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """Named tensors, and plain values that say what they are."""
+
+    tensors: dict[str, Tensor]
+    info: dict[str, Any]
+
+
+def save_checkpoint(
+    path: Path, tensors: dict[str, Tensor], info: dict[str, Any], *, keep: Path | None = None
+) -> None:
+    """Write a checkpoint; the one it replaces is kept as ``keep``, if given.
+
+    >>> import tempfile
+    >>> path = Path(tempfile.mkdtemp()) / "last.safetensors"
+    >>> save_checkpoint(path, {"weight": torch.ones(2)}, {"iteration": 3})
+    >>> load_checkpoint(path).info
+    {'iteration': 3}
+    """
+    stored = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
+    text = json.dumps(info)
+    metadata = {"format": FORMAT, "info": text, "sha256": _digest(stored, text)}
+    write_whole(path, save(stored, metadata), keep)
+
+
+def load_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
+    """Read a checkpoint, on the CPU; anything but an unaltered one is refused."""
+    path = Path(path)
+    if not path.is_file():
+        raise CheckpointError(f"{path}: no such checkpoint")
+    try:
+        with safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
+            if metadata.get("format") != FORMAT:
+                given = metadata.get("format", "a file without one")
+                raise CheckpointError(f"{path}: expected the format {FORMAT!r}, got {given!r}")
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
+        text = metadata.get("info", "")
+        if _digest(tensors, text) != metadata.get("sha256"):
+            raise CheckpointError(f"{path}: altered since it was written (its digest does not match)")
+        info = json.loads(text)
+        if not isinstance(info, dict):
+            raise CheckpointError(f"{path}: expected values by name in its header, got {text!r:.40}")
+    except CheckpointError:
+        raise
+    except (SafetensorError, OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
+        raise CheckpointError(
+            f"{path}: not a readable checkpoint ({' '.join(str(error).split())})"
+        ) from error
+    return Checkpoint(tensors, info)
+
+
+def load_latest(
+    folder: Path, check: Callable[[Path, Checkpoint], None] = lambda path, checkpoint: None
+) -> tuple[Checkpoint, list[str]]:
+    """Read the newest good checkpoint of a run, and say what was wrong with any newer one.
+
+    ``check`` refuses, by a ValueError, those that are sound but not of this run.
+    """
+    problems: list[str] = []
+    for name in ("last", "previous"):
+        path = folder / f"{name}.safetensors"
+        try:
+            checkpoint = load_checkpoint(path)
+            check(path, checkpoint)
+            return checkpoint, problems
+        except ValueError as error:
+            problems.append(str(error))
+    raise CheckpointError("; ".join(problems))
+
+
+def load_model(path: str | os.PathLike[str]) -> tuple[ResNet, TrainConfig]:
+    """Return the network in a checkpoint, on the CPU and in evaluation, and what it was trained with."""
+    return network_in(Path(path), load_checkpoint(path))
+
+
+def load_network(path: Path) -> tuple[ResNet, TrainConfig | None]:
+    """The same, or that of a folder of ``save_pretrained``, which does not say what it was trained with."""
+    return (read_network(path), None) if path.is_dir() else load_model(path)
+
+
+def network_in(path: Path, checkpoint: Checkpoint) -> tuple[ResNet, TrainConfig]:
+    """Return the network in a checkpoint that was read from ``path``."""
+
+    def make(values: dict[str, Any]) -> tuple[ResNet, TrainConfig]:
+        config = TrainConfig.from_dict(values)
+        return build(config.network, config.training_mode()), config
+
+    return _made(path, checkpoint, make)
+
+
+def load_sequence_model(path: str | os.PathLike[str]) -> tuple[SequenceNet, SequenceTrainConfig]:
+    """Return the network for sequences in a checkpoint, in the same way."""
+
+    def make(values: dict[str, Any]) -> tuple[SequenceNet, SequenceTrainConfig]:
+        config = SequenceTrainConfig.from_dict(values)
+        return SequenceNet(config.network, config.training_mode()), config
+
+    return _made(Path(path), load_checkpoint(path), make)
+
+
+def is_of_sequences(path: Path) -> bool:
+    """Whether the network in a checkpoint is one for sequences; those of ``save_pretrained`` never are."""
+    if path.is_dir():
+        return False
+    config = load_checkpoint(path).info.get("config")
+    return isinstance(config, dict) and "task" in config
+
+
+def _made(path: Path, checkpoint: Checkpoint, make: Callable[[dict[str, Any]], tuple[M, C]]) -> tuple[M, C]:
+    try:
+        model, config = make(checkpoint.info["config"])
+        prefix = "model."
+        weights = {k.removeprefix(prefix): v for k, v in checkpoint.tensors.items() if k.startswith(prefix)}
+        model.load_state_dict(weights)
+    except (KeyError, TypeError, ValueError, RuntimeError) as error:
+        raise CheckpointError(f"{path}: holds no network of ours ({' '.join(str(error).split())})") from error
+    return model.eval(), config
+
+
+def _digest(tensors: dict[str, Tensor], text: str) -> str:
+    sha = hashlib.sha256(text.encode())
+    for name in sorted(tensors):
+        value = tensors[name]
+        sha.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
+        sha.update(value.reshape(-1).view(torch.uint8).numpy().data)
+    return sha.hexdigest()

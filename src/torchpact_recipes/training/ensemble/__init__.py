@@ -1,0 +1,1 @@
+"""Several networks trained at once by the same kernels."""

@@ -1,0 +1,93 @@
+"""What is the same wherever several networks are trained by the same kernels, on images or on text."""
+
+from collections.abc import Callable, Sequence
+from typing import Generic, NoReturn, TypeVar
+
+import torch
+from torch import Tensor
+
+from torchpact_recipes.training.iterations import Iterations
+from torchpact_recipes.training.learns import Metrics
+
+L = TypeVar("L", bound=Iterations)
+
+
+def groups(learners: Sequence[L], can_join: Callable[[Sequence[L]], bool]) -> list[list[L]]:
+    """Divide learners into those that can join each other; one that can join nobody is alone."""
+    found: list[list[L]] = []
+    for one in learners:
+        for group in found:
+            if can_join([group[0], one]):
+                group.append(one)
+                break
+        else:
+            found.append([one])
+    return found
+
+
+def side_by_side(learners: Sequence[Iterations]) -> bool:
+    """Whether all are at one iteration, on one device, captured or not, and none has joined others."""
+    places = {(one.iteration, one.device, one.capture) for one in learners}
+    return len(places) == 1 and all(one.joined is None for one in learners)
+
+
+class JointIterations(Iterations, Generic[L]):
+    """Iterations of several learners, who from now on advance by this; each has its own price and metrics.
+
+    Those that build on it make weights, optimizer and ``captured``, then call :meth:`_take_over`.
+    """
+
+    def __init__(self, learners: Sequence[L]) -> None:
+        self.learners = list(learners)
+        first = learners[0]
+        self.config, self.device, self.iteration = first.config, first.device, first.iteration
+        self.capture = first.capture
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)  # weights may still be on their way, from another stream
+        self._rate = self.config.lr
+        self._prices = [one.config.tau for one in learners]
+        self._tau = torch.tensor(self._prices, device=self.device)
+        self._sums, self._since = torch.stack([one._sums for one in learners]), 0
+
+    def _take_over(self) -> None:
+        for one, sums in zip(self.learners, self._sums, strict=True):
+            one.captured, one._sums, one.joined = self.captured, sums, self
+
+    @property
+    def together(self) -> int:
+        """How many networks these are."""
+        return len(self.learners)
+
+    def advance(self) -> None:
+        """Train all for one iteration."""
+        places = sorted({one.iteration for one in self.learners})
+        if len(places) > 1:
+            raise ValueError(f"expected all that have joined at the same iteration, got {places}")
+        if places[0] != self.iteration:  # they were given another state
+            self._jump_to(places[0])
+        super().advance()
+        for one in self.learners:
+            one.iteration += 1
+            one._since += 1
+
+    def _jump_to(self, iteration: int) -> None:
+        self.iteration = iteration
+
+    def metrics(self) -> Metrics:
+        """Refuse: each learner has its own."""
+        raise TypeError("expected one of the joint learners to be asked for its metrics, not all at once")
+
+    def __deepcopy__(self, memo: dict[int, object]) -> NoReturn:
+        """Refuse: copied weights are no parts of larger tensors, and would never change."""
+        raise TypeError("expected learners to be copied before they join, or their models and states alone")
+
+    def _set_price(self) -> None:
+        prices = [one.config.price(self.iteration) for one in self.learners]
+        if prices != self._prices:
+            self._prices = prices
+            self._tau.copy_(torch.tensor(prices))
+
+
+def means(each: Tensor, networks: int) -> Tensor:
+    """Average what is known of every example, for each network; theirs lie one after the other."""
+    return each.reshape(networks, -1).mean(1)

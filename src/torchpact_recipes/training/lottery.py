@@ -1,0 +1,39 @@
+"""Networks that do not decide: every position halts by lot, with a chance that is the same everywhere.
+
+What a network that decides is worth shows against them. Units learn as usual, to get by with what is drawn.
+"""
+
+import math
+from collections.abc import Sequence
+
+import torch
+
+from torchpact.checks import check_count, check_number
+from torchpact.nn.resnet import ResNet
+
+
+def halting_chance(mean_steps: float, max_steps: int) -> float:
+    """The h which, after every step but the last, makes so many steps on average.
+
+    >>> round(halting_chance(1.75, 3), 6)  # 1 + (1 − h) + (1 − h)²
+    0.5
+    """
+    check_count("max_steps", max_steps, minimum=2)
+    check_number("mean_steps", mean_steps, 1, max_steps, open_low=True, open_high=True)
+    low, high = 0.0, 1.0
+    for _ in range(60):
+        h = (low + high) / 2
+        steps = sum((1 - h) ** step for step in range(max_steps))
+        low, high = (h, high) if steps > mean_steps else (low, h)
+    return h
+
+
+@torch.no_grad()
+def decide_by_lot(model: ResNet, mean_steps: Sequence[float]) -> None:
+    """Make the halting heads of each block constants, for so many steps on average; they learn no more."""
+    for block, steps in zip(model.blocks, mean_steps, strict=True):
+        h = halting_chance(steps, model.config.units)
+        for head in block.halting:  # type: ignore[union-attr]
+            for parameter in head.parameters():
+                parameter.zero_().requires_grad_(False)
+            head.linear.bias.fill_(math.log(h) - math.log1p(-h))
