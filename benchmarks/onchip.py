@@ -25,7 +25,7 @@ from gpu_timing import called
 from table import write_csv
 from torch import Tensor
 
-from torchpact.core.block import use_mode
+from torchpact.core.overrides import use_mode
 from torchpact.engines import deploy
 from torchpact.engines.timing import in_turns
 from torchpact.flops.count import flops_from_ponders, max_flops

@@ -20,7 +20,7 @@ from gpu_timing import called
 from table import write_csv
 from torch import Tensor
 
-from torchpact.core.block import use_mode
+from torchpact.core.overrides import use_mode
 from torchpact.engines import FoldedBlock
 from torchpact.engines.conv.onchip import build
 from torchpact.engines.conv.onchip.calls import Call

@@ -35,7 +35,9 @@ from onchip import never_halting
 from table import write_csv
 from torch import Tensor
 
-from torchpact.core.block import Ponder, use_mode
+from torchpact.core.ponder import Ponder
+
+from torchpact.core.overrides import use_mode
 from torchpact.engines import FoldedBlock
 from torchpact.engines.conv.onchip import build
 from torchpact.engines.conv.onchip.calls import Args, Call, Weights

@@ -4,7 +4,7 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 import torchpact as tp
-from torchpact.core.block import Ponder
+from torchpact.core.ponder import Ponder
 from torchpact.flops.count import FlopCount, count_flops, flops_from_ponders, max_flops
 from torchpact.models import HaltingHead, ResNetConfig, build, psact_resnet32, resnet32, resnet110
 

@@ -142,7 +142,10 @@ NLL, PONDER = torch.rand(3), ponder_of(torch.rand(3, 1))
         (lambda: tp.map_loss(NLL, [PONDER], tau=torch.tensor([math.inf])), r"expected tau in \[0, inf\)"),
         (lambda: tp.map_loss(NLL, [PONDER], tau=torch.ones(1, 1)), r"one per block; got shape \(1, 1\)"),
         (lambda: tp.map_loss(NLL, [PONDER] * 3, tau=[0.1, 0.2]), "expected one tau, or 3 .* blocks; got 2"),
-        (lambda: tp.map_loss(NLL.mean(), PONDER, tau=0.1), r"expected one nll per example.*got shape \(\)"),
+        (
+            lambda: tp.reinforce_loss(NLL.mean(), PONDER, tau=0.1),
+            r"expected one nll per example.*got shape \(\)",
+        ),
         (
             lambda: tp.reinforce_loss(NLL, PONDER, tau=0.1),
             "expected ponders of blocks in Discrete mode, got no log_prob in block 0",

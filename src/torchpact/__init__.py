@@ -1,8 +1,9 @@
 """torchpact: networks that decide how much to compute, per input and per position.
 
 The maths        stick_breaking, log_stick_breaking, expected_steps, act_halting, TruncatedGeometric
-The modes        Relaxed, Discrete, Thresholded, ACT
-The block        AdaptiveBlock, Ponder, Residual, use_mode
+The modes        Relaxed, Discrete, Thresholded, ACT; Thresholds
+The loop         HaltingLoop, advance, decide: for loops of your own
+The block        AdaptiveBlock, Ponder, Residual, use_mode, use_thresholds
 The objective    map_loss, reinforce_loss, ponder_loss, EMABaseline
 The networks     models: ResNets, plain and adaptive; AdaptiveRNN; count_flops: what a run costs
 In earnest       deploy: the same outputs, halted work really skipped
@@ -11,12 +12,16 @@ In general       svo: stochastic variational optimization of any f(z)
 
 from torchpact import models, svo
 from torchpact.core.baseline import EMABaseline
-from torchpact.core.block import AdaptiveBlock, Ponder, use_mode
+from torchpact.core.block import AdaptiveBlock
 from torchpact.core.halting import ACTHalting, act_halting, expected_steps, log_stick_breaking, stick_breaking
+from torchpact.core.loop import HaltingLoop, advance, decide
 from torchpact.core.modes import ACT, Discrete, Relaxed, Thresholded
 from torchpact.core.objective import map_loss, ponder_loss, reinforce_loss
+from torchpact.core.overrides import use_mode, use_thresholds
+from torchpact.core.ponder import Ponder
 from torchpact.core.priors import TruncatedGeometric
 from torchpact.core.residual import Residual
+from torchpact.core.thresholds import Thresholds
 from torchpact.engines import deploy
 from torchpact.flops.count import count_flops
 from torchpact.models import AdaptiveRNN
@@ -30,13 +35,17 @@ __all__ = [
     "AdaptiveRNN",
     "Discrete",
     "EMABaseline",
+    "HaltingLoop",
     "Ponder",
     "Relaxed",
     "Residual",
     "Thresholded",
+    "Thresholds",
     "TruncatedGeometric",
     "act_halting",
+    "advance",
     "count_flops",
+    "decide",
     "deploy",
     "expected_steps",
     "log_stick_breaking",
@@ -47,4 +56,5 @@ __all__ = [
     "stick_breaking",
     "svo",
     "use_mode",
+    "use_thresholds",
 ]

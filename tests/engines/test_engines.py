@@ -21,7 +21,7 @@ from tests.engines.networks import (
 from torchpact.engines import ENGINES, FoldedBlock, Unsupported
 from torchpact.engines.conv.native import engine as native
 from torchpact.nn.conv_units import join_patches
-from torchpact.nn.resnet import _join_ponder
+from torchpact.nn.conv_units import join_ponder
 
 SKIPPING = ("sparse", "native", "compact")
 
@@ -43,7 +43,7 @@ def last(u):
 def check(name, block, u, tolerance=1e-5):
     expected, ponder = block(u)
     if expected.dim() == 6:
-        expected, ponder = join_patches(expected), _join_ponder(ponder)
+        expected, ponder = join_patches(expected), join_ponder(ponder)
     output, got = runner(name, block)(last(u))
     assert output.shape == expected.shape
     assert output.dtype == expected.dtype

@@ -7,7 +7,7 @@ import torch
 
 from tests.engines.networks import block_of
 from torchpact.engines import FoldedBlock
-from torchpact.engines.ponder import is_unknown
+from torchpact.core.ponder import is_unknown
 from torchpact_recipes.bench.memory import peak_memory
 
 pytest.importorskip("triton", reason="needs Triton")

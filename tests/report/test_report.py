@@ -12,7 +12,7 @@ from tests.browser import CHROMIUM, Page
 from tests.training.small import config, images
 from tests.viz.networks import network
 from torchpact import cli
-from torchpact.core.block import use_mode
+from torchpact.core.overrides import use_mode
 from torchpact.flops.count import count_flops
 from torchpact_recipes.data import load_sample
 from torchpact_recipes.report import gallery, measure, read_run, write_page

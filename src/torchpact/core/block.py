@@ -1,66 +1,20 @@
-"""The adaptive block: run a step, ask the head, tell the mode, accumulate."""
+"""The adaptive block: run a step, ask the head, move the halting loop on."""
 
-from collections.abc import Callable, Iterable
-from types import TracebackType
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from torchpact.checks import at_least_single, check_count, readable
-from torchpact.core import state as _state
+from torchpact.checks import at_least_single, check_count, check_number
+from torchpact.core import state
 from torchpact.core.callables import as_modules, is_gated, is_indexed
-from torchpact.core.halting import _steps_from_survival, iteration_index
+from torchpact.core.loop import HaltingLoop, advance
 from torchpact.core.modes import Mode, Relaxed, Thresholded, as_mode
+from torchpact.core.ponder import Ponder
 from torchpact.core.state import State
-
-
-class Ponder(NamedTuple):
-    """What a block did, and what the objective needs to know of it.
-
-    Positions have the shape of the halting logits; their first dimension is the batch.
-
-    With gradients enabled all L iterations run, in every mode, since N needs every h. Without them
-    a mode that can be done early skips what it can: ``probs`` of an iteration that a position did
-    not run then hold 1, ``expected_steps`` counts no further than the iterations that were run, which
-    makes it a lower bound of N, and ``cost`` of the hard modes is z, which is what the prior charges for
-    the decisions taken.
-
-    Where steps take the gate, h after halting is that of a frozen state, so that N is the paper's eq. 24
-    given the masks that were drawn; it is E[z] exactly for plain steps only.
-
-    A block that keeps no ``details`` (see :class:`use_mode`) leaves NaN in ``probs`` and ``expected_steps``
-    then, of which a single number is stored.
-
-    ``log_prob`` is None outside Discrete mode, which ``torch.func.vmap`` cannot return: let the function
-    under it return the fields it needs. Heads that give NaN are not refused; NaN shows in ``probs``.
-    """
-
-    probs: Tensor
-    """The halting probabilities h, L of them along dim 0; the last is 1."""
-    steps: Tensor
-    """The iterations run per position: z, or ACT's N; relaxed, those with r > clip. Integer."""
-    expected_steps: Tensor
-    """N, the expected number of iterations under q (eq. 24); differentiable."""
-    cost: Tensor
-    """What the objective penalises: N, or ACT's ρ = N + R, differentiable; z where N is unknown."""
-    log_prob: Tensor | None
-    """In Discrete mode log q(z) of the decisions taken (eq. 15), per position; elsewhere None."""
-
-    @property
-    def active(self) -> Tensor:
-        """Which positions ran which iteration: L booleans along dim 0; the first row is all true."""
-        return iteration_index(len(self.probs), self.steps) <= self.steps
-
-
-class Trace(NamedTuple):
-    """What a run of the loop leaves behind, from which a :class:`Ponder` is made."""
-
-    output: State
-    asked: list[Tensor]
-    """The logits of h after each iteration, up to the last that anyone was asked about."""
-    remaining: Tensor
-    steps: Tensor
+from torchpact.core.thresholds import Thresholds, as_thresholds
 
 
 class AdaptiveBlock(nn.Module):
@@ -90,6 +44,8 @@ class AdaptiveBlock(nn.Module):
 
     details: bool
     """Whether probabilities are kept where only decisions count; see :class:`use_mode`."""
+    bounds: tuple[float, ...] | None
+    """What logits must exceed in thresholded mode, if not its threshold; see :class:`use_thresholds`."""
 
     def __init__(
         self,
@@ -98,6 +54,8 @@ class AdaptiveBlock(nn.Module):
         *,
         mode: Mode | str | None = None,
         max_steps: int | None = None,
+        name: str = "",
+        price: float = 1.0,
     ) -> None:
         super().__init__()
         step_list, shared_step = as_modules("steps", steps)
@@ -122,109 +80,147 @@ class AdaptiveBlock(nn.Module):
         self.steps = nn.ModuleList(step_list)
         self.halting = nn.ModuleList(head_list)
         self.mode = Relaxed() if mode is None else as_mode(mode)
-        self.details = True
+        self.details, self.bounds = True, None
+        self.name, self.price = name, check_number("price", price, 0, open_low=True, open_high=True)
 
     def extra_repr(self) -> str:
         """Return the settings for ``print(block)``."""
         return f"max_steps={self.max_steps}, mode={self.mode}"
 
-    def forward(self, u: State, *context: Any, mode: Mode | str | None = None) -> tuple[State, Ponder]:
-        """Run the block on ``u``; ``context`` goes to every step as further arguments."""
-        mode = self.mode if mode is None else as_mode(mode)
-        learning = torch.is_grad_enabled()
-        keep = self.details or learning or not isinstance(mode, Thresholded)
-        trace = self._iterate(u, context, mode, mode.leaves and not learning, keep)
-        if not keep:
-            return trace.output, _decisions(self.max_steps, trace.steps, trace.steps.float())
-        return trace.output, self._ponder(trace.asked, trace.remaining, trace.steps, mode, learning)
+    def forward(
+        self,
+        u: State,
+        *context: Any,
+        mode: Mode | str | None = None,
+        thresholds: Thresholds | float | None = None,
+        weights: Tensor | None = None,
+        **named: Any,
+    ) -> tuple[State, Ponder]:
+        """Run the block.
 
-    def _iterate(
-        self, u: State, context: tuple[Any, ...], mode: Mode, skips: bool, keep: bool = True
-    ) -> Trace:
-        """Run the loop; with ``skips``, no further than somebody is active. Logits are kept if asked for."""
-        learning = torch.is_grad_enabled()
-        u = self._advance(0, u, None, context, freeze=False)
-        logits = self._ask(0, u)
-        # Plain iterations are what they are, whoever has halted: h of frozen states would give a wrong N,
-        # and heads may look at neighbours. So the output is picked on the way, unless nobody would see
-        # the difference.
-        alone = logits.shape == _state.per_example(logits)
-        freeze = mode.hard and (self._heeds_gate or (alone and not learning))
-        remaining = torch.ones_like(logits)
-        # what is held while a step runs adds to the peak of memory
-        small = torch.uint8 if self.max_steps < 256 and not learning else torch.long
-        steps = torch.ones_like(logits, dtype=small)
-        asked: list[Tensor] = []
-        output: State | None = None
-        for index in range(1, self.max_steps):
-            if index > 1:
-                logits = self._ask(index - 1, u, like=remaining)
-            if skips:
-                logits = torch.where(remaining > 0, logits, torch.inf)
-            if keep:
-                asked.append(logits)
-            weight, remaining = mode.halt(remaining, logits)
-            if not freeze:
-                output = _state.accumulate(output, u, weight, mode.hard)
-            gate = mode.gate(remaining)
-            open_gate = gate > 0
-            if skips and readable(open_gate) and not open_gate.any():
+        Args:
+            u: The state to begin with, a tensor or a tuple of them.
+            context: Goes to every step as further arguments.
+            mode: The mode of this run; by default that of the block.
+            thresholds: What halts in this run, in thresholded mode: a number as ``Thresholded(number)`` takes
+                it, or :class:`~torchpact.Thresholds`.
+            weights: How much each position counts in objectives and FLOPs, of a shape that broadcasts to the
+                decisions'; 0 for padding. They change nothing else.
+            named: Goes to every step by name.
+
+        Returns:
+            The output, and what every position did.
+
+        Raises:
+            ValueError: A step or head gives a state or logits of the wrong shape, or thresholds are given in
+                another mode.
+
+        """
+        mode = self.mode if mode is None else as_mode(mode)
+        keep = self.details or torch.is_grad_enabled() or not isinstance(mode, Thresholded)
+        bounds = self.bounds_of(mode, thresholds)
+        loop, u = self.iterate(u, context, named, mode=mode, bounds=bounds, keeps_logits=keep)
+        output, ponder = loop.result(u)
+        if weights is not None:
+            weights = self._checked(weights, ponder.steps)
+        return output, ponder._replace(weights=weights, name=self.name, price=self.price)
+
+    def iterate(
+        self,
+        u: State,
+        context: tuple[Any, ...] = (),
+        named: Mapping[str, Any] | None = None,
+        *,
+        mode: Mode,
+        bounds: tuple[float, ...] | None = None,
+        may_stop: bool | None = None,
+        keeps_logits: bool = True,
+    ) -> tuple[HaltingLoop, State]:
+        """Run the steps and heads of the block in a halting loop.
+
+        Args:
+            u: The state to begin with.
+            context: Goes to every step.
+            named: Goes to every step by name.
+            mode: What decides.
+            bounds: See :meth:`HaltingLoop.start`, as for ``may_stop`` and ``keeps_logits``.
+            may_stop: Whether the run ends when all positions have halted.
+            keeps_logits: Whether probabilities are wanted.
+
+        Returns:
+            The loop after the last step that was run, and the state then.
+
+        """
+        loop = HaltingLoop.start(
+            mode,
+            self.max_steps,
+            bounds=bounds,
+            gated=self.takes_gate,
+            may_stop=may_stop,
+            keeps_logits=keeps_logits,
+        )
+        for index in range(self.max_steps):
+            step = self.step_at(index)
+            after = self.run_step(index, u, loop.gate, context, named)
+            head = partial(self.halting_logits, index, like=loop.remaining)
+            loop, u = advance(loop, u, after, head, held=is_gated(step))
+            del after  # which would be held while the next step runs
+            if loop.done:
+                loop.draw_the_rest()
                 break
-            steps = steps + open_gate
-            if mode.hard and not learning:
-                remaining = gate  # which it equals
-            del logits, weight, open_gate
-            u = self._advance(index, u, gate, context, freeze)
-        output = u if freeze else _state.accumulate(output, u, remaining, mode.hard)
-        return Trace(_state.like(output, u), asked, remaining, steps.long())
+        return loop, u
 
     @property
-    def _heeds_gate(self) -> bool:
+    def takes_gate(self) -> bool:
         """Whether any step after the first takes the gate."""
         return any(is_gated(step) for step in (self.steps[1:] if len(self.steps) > 1 else self.steps))
 
-    def _step(self, index: int) -> nn.Module:
+    def step_at(self, index: int) -> nn.Module:
         """Return the step at ``index``, be it one that all iterations share."""
         return self.steps[index if len(self.steps) > 1 else 0]
 
-    def _advance(
-        self, index: int, u: State, gate: Tensor | None, context: tuple[Any, ...], freeze: bool
+    def run_step(
+        self,
+        index: int,
+        u: State,
+        gate: Tensor | None = None,
+        context: tuple[Any, ...] = (),
+        named: Mapping[str, Any] | None = None,
     ) -> State:
-        step = self._step(index)
-        # a step that takes the gate leaves closed positions as they are; for others the block does
-        freezes_itself = gate is not None and is_gated(step)
-        before = _state.versions(u)
-        told: dict[str, Any] = {"iteration": index + 1} if is_indexed(step) else {}
-        if gate is not None and freezes_itself:
-            told["gate"] = gate.to(_state.parts(u)[0].dtype)
+        """Return what the step at ``index`` makes of a state, checked to be a state of the same shape."""
+        step = self.step_at(index)
+        before = state.versions(u)
+        told: dict[str, Any] = {**named} if named else {}
+        if is_indexed(step):
+            told["iteration"] = index + 1
+        if gate is not None and is_gated(step):
+            told["gate"] = gate.to(state.parts(u)[0].dtype)
         moved: State = step(u, *context, **told)
         if index == 0:
             return moved
-        if before != _state.versions(u):
+        if before != state.versions(u):
             raise ValueError(
                 f"step {index + 1} changed its input in place, expected a new state and the old as it was"
             )
-        if _state.shape_of(moved) != _state.shape_of(u):
+        if state.shape_of(moved) != state.shape_of(u):
             raise ValueError(
                 f"step {index + 1} changed the shape of the state: "
-                f"expected {_state.shape_of(u)}, got {_state.shape_of(moved)}"
+                f"expected {state.shape_of(u)}, got {state.shape_of(moved)}"
             )
-        if gate is None or freezes_itself or not freeze:
-            return moved
-        return _state.where(gate > 0, moved, u)
+        return moved
 
-    def _ask(self, index: int, u: State, like: Tensor | None = None) -> Tensor:
+    def halting_logits(self, index: int, u: State, like: Tensor | None = None) -> Tensor:
         """Return the halting logits after the step at ``index``, checked, in fp32 or better."""
-        first = _state.parts(u)[0]
+        first = state.parts(u)[0]
         if not self.halting:  # a single step and no head: one position an example
-            return at_least_single(first.new_zeros(_state.per_example(first)))
+            return at_least_single(first.new_zeros(state.per_example(first)))
         logits = self.halting[index if len(self.halting) > 1 else 0](u)
-        for part in _state.parts(u):
-            if not isinstance(logits, Tensor) or not _state.broadcasts(logits, part):
+        for part in state.parts(u):
+            if not isinstance(logits, Tensor) or not state.broadcasts(logits, part):
                 raise ValueError(
-                    f"halting head {index + 1} gave {_state.shape_of(logits)}, expected logits that "
+                    f"halting head {index + 1} gave {state.shape_of(logits)}, expected logits that "
                     f"broadcast to the state's {tuple(part.shape)} without adding dimensions, "
-                    f"such as {_state.per_example(part)}"
+                    f"such as {state.per_example(part)}"
                 )
         if like is not None and logits.shape != like.shape:
             raise ValueError(
@@ -233,68 +229,19 @@ class AdaptiveBlock(nn.Module):
             )
         return at_least_single(logits)
 
-    def _ponder(self, asked: list[Tensor], like: Tensor, steps: Tensor, mode: Mode, learning: bool) -> Ponder:
-        always = torch.full_like(like, torch.inf)
-        logits = torch.stack(asked + [always] * (self.max_steps - len(asked)))
-        asked.clear()
-        expected = _steps_from_survival(torch.sigmoid(-logits[:-1]), 0)
-        probs = torch.sigmoid(logits)
-        known = learning or not mode.hard
-        return Ponder(
-            probs=probs,
-            steps=steps,
-            expected_steps=expected,
-            cost=mode.cost(probs, steps, expected) if known else steps.to(expected.dtype),
-            log_prob=mode.log_prob(logits, steps),
-        )
+    def bounds_of(self, mode: Mode, thresholds: Thresholds | float | None) -> tuple[float, ...] | None:
+        """Return what logits must exceed in a run: as given or as set; None is the mode's own threshold."""
+        if thresholds is None:
+            return self.bounds if isinstance(mode, Thresholded) else None
+        if not isinstance(mode, Thresholded):
+            raise ValueError(f"expected the mode thresholded with thresholds, got {mode}")
+        return as_thresholds(thresholds).for_blocks({self.name: self.max_steps - 1})[self.name]
 
-
-def _decisions(max_steps: int, steps: Tensor, cost: Tensor, nan: Tensor | None = None) -> Ponder:
-    """Return a ponder of decisions only; all else is one ``nan``, which nobody but the caller may have."""
-    if nan is None:
-        nan = torch.full((), torch.nan, dtype=cost.dtype, device=steps.device)
-    return Ponder(nan.expand(max_steps, *steps.shape), steps, nan.expand(steps.shape), cost, None)
-
-
-class use_mode:
-    """Set the mode of every adaptive block below ``model``; in a ``with`` statement, for its duration.
-
-    Without ``details`` a thresholded run without gradients keeps ``steps`` and ``cost`` of the ponder only:
-    the probabilities of all pixels can take more memory than the maps of a network of few channels do.
-
-    >>> block = AdaptiveBlock(nn.Tanh(), nn.Linear(8, 1), max_steps=3)
-    >>> with use_mode(block, "thresholded"):
-    ...     block.mode
-    Thresholded(threshold=0.5)
-    >>> block.mode
-    Relaxed(temperature=0.666..., clip=0.01)
-    """
-
-    def __init__(self, model: nn.Module, mode: Mode | str, *, details: bool = True) -> None:
-        self._model, self._wanted = model, (as_mode(mode), details)
-        if any(getattr(module, "_deployed", False) is True for module in model.modules()):
+    @staticmethod
+    def _checked(weights: Tensor, steps: Tensor) -> Tensor:
+        if not isinstance(weights, Tensor) or not state.broadcasts(weights, steps):
             raise ValueError(
-                "expected a model, got what is deployed: deploy the model again, in another mode"
+                f"expected weights that broadcast to the decisions' {tuple(steps.shape)} without adding "
+                f"dimensions, got {state.shape_of(weights)}"
             )
-        self._before: list[tuple[AdaptiveBlock, Mode, bool]] = []
-        self._set()
-
-    def _set(self) -> None:
-        blocks = [m for m in self._model.modules() if isinstance(m, AdaptiveBlock)]
-        self._before = [(block, block.mode, block.details) for block in blocks]
-        for block in blocks:
-            block.mode, block.details = self._wanted
-
-    def __enter__(self) -> nn.Module:
-        if any((block.mode, block.details) != self._wanted for block, _, _ in self._before):  # entered again
-            self._set()
-        return self._model
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        for block, mode, details in self._before:
-            block.mode, block.details = mode, details
+        return weights

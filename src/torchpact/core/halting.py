@@ -56,7 +56,7 @@ def log_stick_breaking(logits: Tensor, dim: int = 0) -> Tensor:
     >>> log_stick_breaking(torch.tensor([-200.0, 200.0, 0.0]))
     tensor([-200.,    0., -200.])
     """
-    return _log_stick_breaking(check_logits("logits", logits, dim), dim)
+    return log_stick_breaking_of(check_logits("logits", logits, dim), dim)
 
 
 def expected_steps(h: Tensor, dim: int = 0) -> Tensor:
@@ -66,7 +66,7 @@ def expected_steps(h: Tensor, dim: int = 0) -> Tensor:
     tensor(1.7500)
     """
     h = check_probabilities("h", h, dim)
-    return _steps_from_survival(1 - h.narrow(dim, 0, h.size(dim) - 1), dim)
+    return steps_from_survival(1 - h.narrow(dim, 0, h.size(dim) - 1), dim)
 
 
 def act_halting(h: Tensor, eps: float = 0.01, dim: int = 0) -> ACTHalting:
@@ -110,14 +110,16 @@ def iteration_index(count: int, positions: Tensor) -> Tensor:
     return index.view((-1,) + (1,) * positions.dim())
 
 
-def _log_stick_breaking(logits: Tensor, dim: int) -> Tensor:
+def log_stick_breaking_of(logits: Tensor, dim: int) -> Tensor:
+    """Compute :func:`log_stick_breaking` without looking at the logits."""
     used = logits.narrow(dim, 0, logits.size(dim) - 1)
     zero = torch.zeros_like(logits.narrow(dim, 0, 1))
     log_remaining = torch.cat([zero, logsigmoid(-used).cumsum(dim)], dim)
     return torch.cat([logsigmoid(used), zero], dim) + log_remaining
 
 
-def _steps_from_survival(stay: Tensor, dim: int) -> Tensor:
+def steps_from_survival(stay: Tensor, dim: int) -> Tensor:
+    """Compute N from 1 − h of all iterations but the last."""
     # N = Σ_l P(z ≥ l): a sum of L numbers in [0, 1], the first of them 1, so that rounding cannot
     # take it out of [1, L]. `stay` holds 1 − h for all but the last iteration. Not cumprod, whose
     # gradient looks for zeros on the host and costs as much as a convolution in a compiled training step.

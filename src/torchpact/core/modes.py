@@ -1,9 +1,10 @@
 """The four ways of turning halting probabilities into decisions; each is one algorithm of the paper.
 
 A mode is a small state machine over one tensor: the stick that *remains* at each position. It starts
-at 1, and every iteration but the last breaks a piece off. ``gate`` says who is computed in the next
-iteration, ``halt`` takes the logits of the halting probabilities and breaks the stick. Modes have no
-parameters and hold no state between calls: train a network in one, evaluate it in another.
+at 1, and every iteration but the last breaks a piece off. ``gate`` says which positions are computed in the
+next iteration, ``halt`` takes the logits of the halting probabilities and breaks the stick. A mode that
+samples draws its ``noise`` for all positions, computed or not: draws do not depend on what has halted.
+Modes have no parameters and hold no state between calls: train a network in one, evaluate it in another.
 
 To add a mode, subclass :class:`Mode`; to give it a name, enter it into :data:`MODES`.
 """
@@ -16,8 +17,9 @@ import torch
 from torch import Tensor
 
 from torchpact.checks import check_number
-from torchpact.core.halting import _log_stick_breaking, act_step, iteration_index
+from torchpact.core.halting import act_step, iteration_index, log_stick_breaking_of
 from torchpact.core.relaxation import bernoulli, logistic_noise, relaxed_bernoulli
+from torchpact.core.thresholds import logit_of
 
 
 class Mode:
@@ -33,6 +35,10 @@ class Mode:
     def gate(self, remaining: Tensor) -> Tensor:
         """Return the active positions mask a, by which residuals are multiplied; 0 is skipped."""
         return (remaining > 0).to(remaining.dtype)
+
+    def noise(self, like: Tensor) -> Tensor | None:
+        """Draw what decides, one number for every position, as ``halt`` does; None where nothing is drawn."""
+        return None
 
     def halt(self, remaining: Tensor, logits: Tensor) -> tuple[Tensor, Tensor]:
         """Break the stick: the weight of this iteration in the output, and what remains."""
@@ -73,9 +79,9 @@ class Relaxed(Mode):
         """Return r·[r > δ]."""
         return torch.where(remaining > self.clip, remaining, torch.zeros_like(remaining))
 
-    def noise(self, logits: Tensor) -> Tensor:
+    def noise(self, like: Tensor) -> Tensor:
         """Draw what decides, one number for every position."""
-        return logistic_noise(logits, self.generator)
+        return logistic_noise(like, self.generator)
 
     def halt(self, remaining: Tensor, logits: Tensor) -> tuple[Tensor, Tensor]:
         """Break off ξ̂ ~ RelaxedBernoulli(h; λ) of what remains."""
@@ -95,9 +101,13 @@ class Discrete(Mode):
 
     generator: torch.Generator | None = field(default=None, repr=False, compare=False)
 
-    def noise(self, logits: Tensor) -> Tensor:
+    def gate(self, remaining: Tensor) -> Tensor:
+        """Return what remains, which is 0 or 1."""
+        return remaining
+
+    def noise(self, like: Tensor) -> Tensor:
         """Draw what decides, one number for every position."""
-        return logistic_noise(logits, self.generator)
+        return logistic_noise(like, self.generator)
 
     def halt(self, remaining: Tensor, logits: Tensor) -> tuple[Tensor, Tensor]:
         """Take all that remains where ξ ~ Bernoulli(h) is 1."""
@@ -105,7 +115,7 @@ class Discrete(Mode):
 
     def log_prob(self, logits: Tensor, steps: Tensor) -> Tensor:
         """Return log q(z = steps), exactly (eq. 15)."""
-        return _log_stick_breaking(logits, 0).gather(0, (steps - 1).unsqueeze(0)).squeeze(0)
+        return log_stick_breaking_of(logits, 0).gather(0, (steps - 1).unsqueeze(0)).squeeze(0)
 
 
 @dataclass(frozen=True)
@@ -130,11 +140,15 @@ class Thresholded(Mode):
         >>> Thresholded().bound
         0.0
         """
-        return math.log(self.threshold) - math.log1p(-self.threshold)
+        return logit_of(self.threshold)
 
-    def halt(self, remaining: Tensor, logits: Tensor) -> tuple[Tensor, Tensor]:
-        """Take all that remains where h > threshold."""
-        return _take_all(remaining, logits > self.bound)
+    def gate(self, remaining: Tensor) -> Tensor:
+        """Return what remains, which is 0 or 1."""
+        return remaining
+
+    def halt(self, remaining: Tensor, logits: Tensor, bound: float | None = None) -> tuple[Tensor, Tensor]:
+        """Take all that remains where h > threshold or, if given, the logit exceeds ``bound``."""
+        return _take_all(remaining, exceeds(logits, self.bound if bound is None else bound))
 
 
 @dataclass(frozen=True)
@@ -187,6 +201,15 @@ def as_mode(mode: Mode | str) -> Mode:
     else:
         given = repr(mode) if isinstance(mode, str) else f"a {type(mode).__name__}"
     raise ValueError(f"expected a mode, or one of the names {names}; got {given}")
+
+
+def exceeds(logits: Tensor, bound: float) -> Tensor:
+    """Whether logits exceed a bound; −∞ is exceeded by all of them.
+
+    >>> exceeds(torch.tensor([-torch.inf, 0.0]), -math.inf)
+    tensor([True, True])
+    """
+    return torch.ones_like(logits, dtype=torch.bool) if bound == -math.inf else logits > bound
 
 
 def _take_all(remaining: Tensor, fires: Tensor) -> tuple[Tensor, Tensor]:

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from torchpact.checks import check_number, readable
-from torchpact.core.block import Ponder
 from torchpact.core.halting import log_stick_breaking
+from torchpact.core.ponder import Ponder, mean_over_positions
 from torchpact.core.priors import TruncatedGeometric
 
 Tau = float | Sequence[float] | Tensor
@@ -17,9 +17,10 @@ Tau = float | Sequence[float] | Tensor
 def map_loss(nll: Tensor, ponders: Ponder | Sequence[Ponder], tau: Tau) -> Tensor:
     """Return the negative MAP objective, E[−log p(y | z, x) + Σ τ_k N_k] (eq. 25 and 27).
 
-    ``nll`` holds −log p(y | z, x) of every example. The cost of a block is averaged over its
-    positions, the paper's τ/(HW), and charged at its ``tau``: one number, or one for each block. It
-    is the log-prior in closed form, up to a constant. With ACT blocks the cost is the ponder cost ρ.
+    ``nll`` holds −log p(y | z, x) of every example, or is their mean. The cost of a block is averaged over
+    its positions, as they weigh: the paper's τ/(HW). It is charged at its ``tau``: one number, or one for
+    each block. It is the log-prior in closed form, up to a constant. With ACT blocks the cost is the ponder
+    cost ρ.
 
     In the hard modes this is a number to report, not to train by: decisions pass no gradient on, so the
     heads would only learn of the price. Train relaxed, or with :func:`reinforce_loss`.
@@ -30,7 +31,7 @@ def map_loss(nll: Tensor, ponders: Ponder | Sequence[Ponder], tau: Tau) -> Tenso
     >>> nll = nn.functional.cross_entropy(output, torch.tensor([0, 3, 1, 7]), reduction="none")
     >>> map_loss(nll, ponder, tau=0.01).backward()
     """
-    nll, blocks = _check(nll, ponders)
+    nll, blocks = _check(nll, ponders, scalar=True)
     return _mean(nll) + _prior_cost(blocks, tau)
 
 
@@ -64,7 +65,10 @@ def reinforce_loss(
     for index, ponder in enumerate(blocks):
         if ponder.log_prob is None:
             raise ValueError(f"expected ponders of blocks in Discrete mode, got no log_prob in block {index}")
-        log_q = log_q + ponder.log_prob.unsqueeze(-1).flatten(1).sum(1)
+        log_prob = ponder.log_prob
+        if ponder.weights is not None:  # what is padding decides nothing
+            log_prob = torch.where(ponder.weights > 0, log_prob, torch.zeros_like(log_prob))
+        log_q = log_q + log_prob.unsqueeze(-1).flatten(1).sum(1)
     return _mean(nll - (reward - c) * log_q) + _prior_cost(blocks, tau)
 
 
@@ -97,8 +101,9 @@ def ponder_loss(losses: Tensor, logits: Tensor, tau: float, beta: float = 0.01) 
     return _mean((q * losses).sum(0)) + beta * _mean((q * (log_q - log_p)).sum(0))
 
 
-def _check(nll: Tensor, ponders: Any) -> tuple[Tensor, list[Ponder]]:
-    if not isinstance(nll, Tensor) or nll.dim() != 1:
+def _check(nll: Tensor, ponders: Any, scalar: bool = False) -> tuple[Tensor, list[Ponder]]:
+    """Check a loss of each example, or where it will do, a ``scalar``, and the ponders beside it."""
+    if not isinstance(nll, Tensor) or nll.dim() not in ((0, 1) if scalar else (1,)):
         given = f"shape {tuple(nll.shape)}" if isinstance(nll, Tensor) else type(nll).__name__
         if isinstance(nll, Tensor) and nll.dim() > 1:
             given += ": average over positions first"
@@ -107,7 +112,7 @@ def _check(nll: Tensor, ponders: Any) -> tuple[Tensor, list[Ponder]]:
     for ponder in blocks:
         if not isinstance(ponder, Ponder):
             raise TypeError(f"expected a Ponder for each block, got {type(ponder).__name__}")
-        if ponder.steps.shape[:1] != nll.shape:
+        if nll.dim() and ponder.steps.shape[:1] != nll.shape:
             raise ValueError(
                 f"expected positions of {len(nll)} examples, as in nll; got shape {tuple(ponder.steps.shape)}"
             )
@@ -117,9 +122,16 @@ def _check(nll: Tensor, ponders: Any) -> tuple[Tensor, list[Ponder]]:
 def _prior_cost(blocks: list[Ponder], tau: Tau) -> Tensor | float:
     """Return Σ τ_k·cost_k, the cost averaged over examples and positions."""
     return sum(
-        (t * _mean(ponder.cost) for t, ponder in zip(_taus(tau, len(blocks)), blocks, strict=True)),
+        (t * _mean_cost(ponder) for t, ponder in zip(_taus(tau, len(blocks)), blocks, strict=True)),
         start=0.0,
     )
+
+
+def _mean_cost(ponder: Ponder) -> Tensor:
+    """Return the mean over examples of the mean cost of their positions, as they weigh."""
+    if ponder.weights is None:
+        return _mean(ponder.cost)
+    return _mean(mean_over_positions(ponder.cost, ponder.weights))
 
 
 def _taus(tau: Tau, count: int) -> list[float | Tensor]:

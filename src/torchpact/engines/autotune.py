@@ -8,8 +8,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torchpact.core.block import AdaptiveBlock, Ponder
+from torchpact.core.block import AdaptiveBlock
 from torchpact.core.modes import Mode
+from torchpact.core.ponder import Ponder
 from torchpact.engines.block_spec import FoldedBlock, Runner
 from torchpact.engines.deployed import BlockByBlock, Deployed, DeployedBlock, OneBlock, Whole
 from torchpact.engines.generic import dense

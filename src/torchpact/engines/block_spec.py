@@ -8,8 +8,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from torchpact.core.block import AdaptiveBlock, Ponder
+from torchpact.core.block import AdaptiveBlock
 from torchpact.core.modes import Mode, Thresholded
+from torchpact.core.ponder import Ponder
 from torchpact.nn.conv_units import Bottleneck, HaltingHead, ResidualUnit, join_patches, split_patches
 
 Runner = Callable[[Tensor], tuple[Tensor, Ponder | None]]

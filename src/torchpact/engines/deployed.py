@@ -8,10 +8,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from torchpact.core.block import Ponder
+from torchpact.core.ponder import Ponder, is_unknown, unknown, without_details
 from torchpact.engines.block_spec import FoldedBlock, Runner, Unsupported, fold_norm
 from torchpact.engines.graphs import MOST_SIZES, Outputs
-from torchpact.engines.ponder import is_unknown, unknown, without_details
 from torchpact.engines.report import Report
 from torchpact.nn.resnet import ResNet
 from torchpact.nn.resnet_config import check_group

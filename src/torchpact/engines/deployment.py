@@ -8,8 +8,9 @@ from typing import Any, overload
 
 from torch import Tensor, nn
 
-from torchpact.core.block import AdaptiveBlock, Ponder
+from torchpact.core.block import AdaptiveBlock
 from torchpact.core.modes import Mode, as_mode
+from torchpact.core.ponder import Ponder
 from torchpact.engines.autotune import (
     Choice,
     as_called,

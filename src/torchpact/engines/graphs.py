@@ -10,10 +10,9 @@ import torch
 from torch import Tensor
 from torch.backends import cudnn
 
-from torchpact.core.block import Ponder
 from torchpact.core.modes import Mode
+from torchpact.core.ponder import Ponder, is_unknown, unknown, without_details
 from torchpact.engines.block_spec import Unsupported
-from torchpact.engines.ponder import is_unknown, unknown, without_details
 
 Outputs = tuple[Tensor, list[Ponder]]
 
@@ -179,13 +178,14 @@ def _copied(logits: Tensor, ponders: Sequence[Ponder]) -> Outputs:
     """Copies of all tensors, by a kernel for each of their types; what is unknown is one new NaN."""
     brief = [is_unknown(ponder.probs) for ponder in ponders]
     kept = [(p.steps, p.cost) if short else p for p, short in zip(ponders, brief, strict=True)]
-    held = {id(x): x for x in (logits, *(x for each in kept for x in each)) if x is not None}
+    found = [x for each in kept for x in each if isinstance(x, Tensor)]
+    held = {id(x): x for x in (logits, *found)}
     copies = {key: torch.empty_like(x) for key, x in held.items()}
     for kind in {x.dtype for x in held.values()}:
         keys = [key for key, x in held.items() if x.dtype == kind]
         torch._foreach_copy_([copies[key] for key in keys], [held[key] for key in keys])
     nan = unknown(logits.device) if any(brief) else None
-    made = [Ponder._make(copies.get(id(x), x) for x in ponder) for ponder in ponders]
+    made = [ponder.map(lambda x: copies.get(id(x), x)) for ponder in ponders]
     return copies[id(logits)], [
         without_details(p, nan) if short else p for p, short in zip(made, brief, strict=True)
     ]

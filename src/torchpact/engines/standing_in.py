@@ -56,7 +56,7 @@ class Plain:
             return _as_wanted(u, self.contiguous), ponder
         for index in range(self.block.max_steps):
             gate = torch.ones(ponder.steps.shape, device=ponder.steps.device) if index else None
-            u = self.block._advance(index, u, gate, context, freeze=False)
+            u = self.block.run_step(index, u, gate, context)
         return u, ponder
 
 

@@ -7,8 +7,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from torchpact.core.block import AdaptiveBlock, Ponder
+from torchpact.core.block import AdaptiveBlock
 from torchpact.core.modes import Mode
+from torchpact.core.ponder import Ponder
 from torchpact.core.state import parts
 from torchpact.nn.rnn import AdaptiveRNN
 

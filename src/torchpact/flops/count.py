@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from torchpact.core.block import Ponder
+from torchpact.core.ponder import Ponder
 from torchpact.flops.call_capture import arguments, leading
 from torchpact.flops.conv import block_flops, price
 from torchpact.flops.metering import metered

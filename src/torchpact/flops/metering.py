@@ -26,8 +26,7 @@ from torchpact.flops.call_capture import (
     title,
 )
 from torchpact.flops.conv import block_flops, plain_flops
-from torchpact.nn.conv_units import Bottleneck, HaltingHead, ResidualUnit, join_patches
-from torchpact.nn.resnet import _join_ponder
+from torchpact.nn.conv_units import Bottleneck, HaltingHead, ResidualUnit, join_patches, join_ponder
 from torchpact.nn.rnn import AdaptiveRNN
 
 
@@ -185,7 +184,7 @@ def _spent(part: Part, call: Call, prices: _Prices, batch: int, name: str) -> tu
         )
     if isinstance(part, AdaptiveBlock) and (units := _units(part)) is not None:
         height, width = join_patches(call.output).shape[2:]
-        steps = _join_ponder(call.ponder).steps if steps.dim() == 6 else steps
+        steps = join_ponder(call.ponder).steps
         flops = block_flops(units, steps, height, width).reshape(batch, -1).sum(1)
         return flops, rows / max(batch, 1) * plain_flops(units, height, width)
     if len(prices.steps) % part.max_steps:
@@ -221,7 +220,7 @@ def _said(part: Part, index: int, call: Call) -> Tensor | None:
     """Return what a step says that it costs each row, if it does, given which positions ran it."""
     if isinstance(part, AdaptiveRNN):
         return None
-    step: Any = part._step(index)
+    step: Any = part.step_at(index)
     if not says_its_cost(step):
         return None
     said: Tensor = step.flops_where(call.ponder.steps > index, call.output.shape)

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from torchpact.checks import at_least_single
+from torchpact.core.ponder import Ponder
 from torchpact.nn.resnet_config import Per
 
 
@@ -234,3 +235,8 @@ def make_linear(inputs: int, outputs: int, bias: float = 0.0) -> nn.Linear:
     nn.init.kaiming_normal_(linear.weight, nonlinearity="relu")
     nn.init.constant_(linear.bias, bias)
     return linear
+
+
+def join_ponder(ponder: Ponder) -> Ponder:
+    """Take the in-patch dimensions, which are of size 1, out of the positions of a ponder of patches."""
+    return ponder.map(lambda x: x.squeeze(-1).squeeze(-2)) if ponder.steps.dim() == 6 else ponder

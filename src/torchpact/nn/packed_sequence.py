@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
-from torchpact.core.block import Ponder
+from torchpact.core.ponder import Ponder
 
 
 def pack(

@@ -6,13 +6,15 @@ the same names, so that the state dict of one is that of the other less the halt
 
 from torch import Tensor, nn
 
-from torchpact.core.block import AdaptiveBlock, Ponder
+from torchpact.core.block import AdaptiveBlock
 from torchpact.core.modes import Mode
+from torchpact.core.ponder import Ponder
 from torchpact.nn.conv_units import (
     HaltingHead,
     ResidualUnit,
     activated,
     join_patches,
+    join_ponder,
     make_conv,
     make_linear,
     make_norm,
@@ -94,7 +96,7 @@ class ResNet(nn.Module):
         for block in self.blocks:
             if self.config.adaptive:
                 u, ponder = block(u)
-                ponders.append(_join_ponder(ponder) if self._group > 1 else ponder)
+                ponders.append(join_ponder(ponder) if self._group > 1 else ponder)
             else:
                 u = block(u)
         pooled = activated(self.norm, join_patches(u)).mean((2, 3))
@@ -137,9 +139,3 @@ def warm_start(adaptive: ResNet, plain: ResNet) -> ResNet:
     heads = {key: value for key, value in adaptive.state_dict().items() if ".halting." in key}
     adaptive.load_state_dict(plain.state_dict() | heads)
     return adaptive
-
-
-def _join_ponder(ponder: Ponder) -> Ponder:
-    """Take the in-patch dimensions, which are of size 1, out of the positions."""
-    # a list, since torch.compile of 2.11 fails on a generator here
-    return Ponder._make([x.squeeze(-1).squeeze(-2) if isinstance(x, Tensor) else x for x in ponder])

@@ -1,7 +1,6 @@
 """Recurrent networks that ponder: every time step is an adaptive block (section 4.2)."""
 
 from collections.abc import Callable, Sequence
-from functools import cache
 from itertools import zip_longest
 from typing import Any
 
@@ -10,16 +9,20 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils.rnn import PackedSequence
 
-from torchpact.checks import at_least_single, check_number, readable
+from torchpact.checks import at_least_single, check_number
 from torchpact.core import state as _state
-from torchpact.core.block import AdaptiveBlock, Ponder, Trace
+from torchpact.core.block import AdaptiveBlock
+from torchpact.core.loop import HaltingLoop
 from torchpact.core.modes import Mode, as_mode
+from torchpact.core.ponder import Ponder, ponder_of_logits
 from torchpact.core.state import State
+from torchpact.core.thresholds import Thresholds
 from torchpact.nn.cells import HaltingUnit, Transition, never_halt, probe
 from torchpact.nn.packed_sequence import pack, pad, time_first, with_time
-from torchpact.nn.rnn_leaving import leave_batch
 
-Read = Callable[[PackedSequence, State, Mode], tuple[Tensor, State, Ponder]]
+Bounds = tuple[float, ...] | None
+Read = Callable[[PackedSequence, State, Mode, Bounds], tuple[Tensor, State, Ponder]]
+"""What reads packed sequences: outputs and ponder of packed rows, and the state after each sequence."""
 
 
 class AdaptiveRNN(nn.Module):
@@ -124,78 +127,77 @@ class AdaptiveRNN(nn.Module):
         *,
         lengths: Tensor | Sequence[int] | None = None,
         mode: Mode | str | None = None,
+        thresholds: Thresholds | float | None = None,
     ) -> tuple[Any, State, Ponder]:
-        """Return the outputs, the final state, and what every time step did."""
+        """Return the outputs, the final state, and what every time step did.
+
+        Args:
+            input: Sequences, (time, batch, features), or (batch, time, features) with ``batch_first``; or a
+                ``PackedSequence``.
+            state: What the sequences begin with; None is zeros.
+            lengths: Of the sequences, in any order, where they differ.
+            mode: The mode of this run; by default that of the block.
+            thresholds: What halts in this run, in thresholded mode.
+
+        Returns:
+            The outputs in the form of the input, the state after each sequence's last time step, and a ponder
+            with positions (batch, time).
+
+        Raises:
+            TypeError: The input is neither a tensor nor a ``PackedSequence``.
+            ValueError: The input, the state or the lengths do not fit the layer or each other.
+
+        """
+        return self.run(input, state, lengths=lengths, mode=mode, thresholds=thresholds)
+
+    def run(
+        self,
+        input: Tensor | PackedSequence,
+        state: State | None = None,
+        *,
+        lengths: Tensor | Sequence[int] | None = None,
+        mode: Mode | str | None = None,
+        thresholds: Thresholds | float | None = None,
+        read: "Read | None" = None,
+    ) -> tuple[Any, State, Ponder]:
+        """Do what :meth:`forward` does, with sequences read by ``read``, as an engine has it."""
         mode = self.block.mode if mode is None else as_mode(mode)
-        kernels = self.compact and not torch.is_grad_enabled()
+        bounds = self.block.bounds_of(mode, thresholds)
         if isinstance(input, PackedSequence):
             packed = pack(input, lengths, self.input_size)
-            self._check_state(state, int(packed.batch_sizes[0]))
+            self.check_state(state, int(packed.batch_sizes[0]))
         else:
             by_time = time_first(input, self.input_size, self.batch_first)
-            self._check_state(state, by_time.size(1))
-            found = self._whole(by_time, state, mode) if kernels and lengths is None else None
-            if found is not None:
-                return found
+            self.check_state(state, by_time.size(1))
             packed = pack(by_time, lengths, self.input_size)
         u = self._initial_state(state, packed)
-        read = self._compiled(packed.data, u, mode) if kernels else None
-        outputs, final, ponder = (read or self._read)(packed, u, mode)
+        outputs, final, ponder = (read or self.read)(packed, u, mode, bounds)
         if packed.unsorted_indices is not None:
             final = _state.rows_of(final, packed.unsorted_indices)
         time = len(packed.batch_sizes)
         if isinstance(input, PackedSequence):
-            return packed._replace(data=outputs), final, with_time(ponder, packed, time)
+            return packed._replace(data=outputs), final, self._in_time(ponder, packed, time)
         total = input.size(1 if self.batch_first else 0)
         output = pad(outputs, packed, total)
         if not self.batch_first:
             output = output.transpose(0, 1)
-        return output, final, with_time(ponder, packed, total)
+        return output, final, self._in_time(ponder, packed, total)
 
-    def _whole(self, by_time: Tensor, state: State | None, mode: Mode) -> tuple[Tensor, State, Ponder] | None:
-        """What a GPU's kernels return for sequences that are all as long, with as little else as can be."""
-        time, batch = by_time.shape[:2]
-        gpu = self._on_gpu(by_time, state, batch, mode)
-        if gpu is None:
-            return None
-        output, final, ponder = gpu.whole(
-            by_time.reshape(time * batch, by_time.size(2)), time, batch, state, mode
-        )
-        return output.transpose(0, 1) if self.batch_first else output, final, ponder
+    def _in_time(self, ponder: Ponder, packed: PackedSequence, total: int) -> Ponder:
+        """Return the ponder of packed rows with positions (batch, time); padding weighs 0."""
+        ponder = with_time(ponder, packed, total)
+        weights = None
+        if int(packed.batch_sizes[-1]) < int(packed.batch_sizes[0]) or len(packed.batch_sizes) < total:
+            weights = (ponder.steps > 0).to(ponder.cost.dtype)
+        return ponder._replace(weights=weights, name=self.block.name, price=self.block.price)
 
-    def _on_gpu(self, data: Tensor, state: State | None, batch: int, mode: Mode) -> Any:
-        """The kernels for a GPU, where there are some for this layer."""
-        if not data.is_cuda or not readable(data) or not _alike(data, state):
-            return None
-        return _engine("recurrent_gpu").kernel_for(self.block, mode, data, batch)
-
-    def _compiled(self, data: Tensor, u: State, mode: Mode) -> Read | None:
-        """What reads sequences in place of the loop, if there is a kernel that does it."""
-        gpu: Read | None = self._on_gpu(data, u, len(_state.parts(u)[0]), mode)
-        if gpu is not None or data.dtype != torch.float32 or data.device.type != "cpu":
-            return gpu
-        if not readable(data) or not _alike(data, u):
-            return None
-        kernel = _engine("recurrent").kernel_for(self.block, mode)
-        if kernel is None:
-            return None
-
-        def read(packed: PackedSequence, u: State, mode: Mode) -> tuple[Tensor, State, Ponder]:
-            found = kernel(packed, u, mode)
-            like = found.output.new_empty(len(found.output))
-            return (
-                found.output,
-                found.final,
-                self.block._ponder(list(found.logits), like, found.steps, mode, learning=False),
-            )
-
-        return read
-
-    def _read(self, packed: PackedSequence, u: State, mode: Mode) -> tuple[Tensor, State, Ponder]:
+    def read(
+        self, packed: PackedSequence, u: State, mode: Mode, bounds: Bounds
+    ) -> tuple[Tensor, State, Ponder]:
         """Return the outputs of all time steps, the final state and the ponder, as they are packed."""
         learning = torch.is_grad_enabled()
         sizes: list[int] = packed.batch_sizes.tolist()
-        traces, ended = [], []
+        loops, outputs, ended = [], [], []
         flagged = F.pad(packed.data, (0, 1), value=1.0).split(sizes)
         unflagged = F.pad(packed.data, (0, 1), value=0.0).split(sizes)
         for first, again in zip(flagged, unflagged, strict=True):
@@ -204,11 +206,11 @@ class AdaptiveRNN(nn.Module):
             if count < before:
                 ended.append(_state.map_state(lambda part, n=count: part[n:], u))
                 u = _state.map_state(lambda part, n=count: part[:n], u)
-            traces.append(self._time_step(u, first, again, mode, learning))
-            u = traces[-1].output
+            loop, u = self._time_step(u, first, again, mode, bounds, learning)
+            loops.append(loop)
+            outputs.append(_state.parts(u)[0])
         final = _state.map_state(lambda *parts: torch.cat(parts), u, *reversed(ended))
-        outputs = torch.cat([_state.parts(trace.output)[0] for trace in traces])
-        return outputs, final, self._ponder(traces, mode, learning)
+        return torch.cat(outputs), final, self._ponder(loops, mode, learning)
 
     def unroll(self, input: Tensor, state: State | None = None) -> tuple[Tensor, Tensor]:
         """Run all L iterations of a single time step on input of shape (batch, features), whoever halts.
@@ -224,7 +226,7 @@ class AdaptiveRNN(nn.Module):
         """
         by_time = time_first(input.unsqueeze(0), self.input_size, batch_first=False)
         packed = pack(by_time, None, self.input_size)
-        self._check_state(state, len(input))
+        self.check_state(state, len(input))
         u = self._initial_state(state, packed)
         first, again = (F.pad(packed.data, (0, 1), value=flag) for flag in (1.0, 0.0))
         outputs, logits = [], []
@@ -236,33 +238,39 @@ class AdaptiveRNN(nn.Module):
         logits.append(at_least_single(input.new_full((len(input),), torch.inf)))
         return torch.stack(outputs), torch.stack(logits)
 
-    def _time_step(self, u: State, first: Tensor, again: Tensor, mode: Mode, learning: bool) -> Trace:
-        if self._repeats:
-            return self._repeat(u, first, again)
-        skips = mode.leaves and not (learning and mode.needs_every_h)
-        if self.compact and skips and not learning and readable(first):
-            return leave_batch(self.block, u, first, again, mode)
-        return self.block._iterate(u, (first, again), mode, skips)
+    def _time_step(
+        self, u: State, first: Tensor, again: Tensor, mode: Mode, bounds: Bounds, learning: bool
+    ) -> tuple[HaltingLoop, State]:
+        if self._repeats and bounds is None:
+            return self._repeat(u, first, again, mode)
+        may_stop = mode.leaves and not (learning and mode.needs_every_h)
+        loop, u = self.block.iterate(u, (first, again), mode=mode, bounds=bounds, may_stop=may_stop)
+        return loop, loop.output_of(u)
 
-    def _repeat(self, u: State, first: Tensor, again: Tensor) -> Trace:
-        """As the loop of the block where nobody ever halts, without asking."""
+    def _repeat(self, u: State, first: Tensor, again: Tensor, mode: Mode) -> tuple[HaltingLoop, State]:
+        """As the loop of the block where no head ever halts, without asking any."""
         for iteration in range(1, self.max_steps + 1):
             u = self._transition(u, first, again, iteration=iteration)
         remaining = at_least_single(_state.parts(u)[0].new_ones(len(first), 1))
-        never = torch.full_like(remaining, -torch.inf)
-        steps = torch.full_like(remaining, self.max_steps, dtype=torch.long)
-        return Trace(u, [never] * (self.max_steps - 1), remaining, steps)
+        loop = HaltingLoop.start(mode, self.max_steps)._replace(
+            taken=self.max_steps,
+            remaining=remaining,
+            steps=torch.full_like(remaining, self.max_steps, dtype=torch.long),
+            logits=(torch.full_like(remaining, -torch.inf),) * (self.max_steps - 1),
+        )
+        return loop, u
 
-    def _ponder(self, traces: list[Trace], mode: Mode, learning: bool) -> Ponder:
+    def _ponder(self, loops: list[HaltingLoop], mode: Mode, learning: bool) -> Ponder:
         """Make one ponder of all time steps: a few large operations instead of many small ones."""
-        always = [torch.full_like(trace.remaining, torch.inf) for trace in traces]
-        asked = [
-            torch.cat([inf if logits is None else logits for logits, inf in zip(row, always, strict=True)])
-            for row in zip_longest(*(trace.asked for trace in traces))
+        rows = [(loop.steps, loop.remaining) for loop in loops]
+        known = [(s.long(), r) for s, r in rows if s is not None and r is not None]
+        steps = torch.cat([each for each, _ in known])[:, 0]
+        always = [torch.full_like(each, torch.inf) for _, each in known]
+        logits = [
+            torch.cat([inf if each is None else each for each, inf in zip(row, always, strict=True)])[:, 0]
+            for row in zip_longest(*(loop.logits for loop in loops))
         ]
-        steps = torch.cat([trace.steps for trace in traces])[:, 0]
-        like = torch.cat(always)[:, 0]
-        return self.block._ponder([logits[:, 0] for logits in asked], like, steps, mode, learning)
+        return ponder_of_logits(logits, self.max_steps, steps, mode, learning, always[0].dtype)
 
     def _initial_state(self, state: State | None, packed: PackedSequence) -> State:
         if state is None:
@@ -271,24 +279,11 @@ class AdaptiveRNN(nn.Module):
             return _state.map_state(lambda part: data.new_zeros(batch, part.size(1)), self._example)
         return state if packed.sorted_indices is None else _state.rows_of(state, packed.sorted_indices)
 
-    def _check_state(self, state: State | None, batch: int) -> None:
+    def check_state(self, state: State | None, batch: int) -> None:
+        """Refuse an initial state that is not one for so many sequences."""
         if state is None:
             return
         shapes = tuple((batch, part.size(1)) for part in _state.parts(self._example))
         expected, given = shapes[0] if isinstance(self._example, Tensor) else shapes, _state.shape_of(state)
         if given != expected:
             raise ValueError(f"expected an initial state of shape {expected}, got {given}")
-
-
-@cache
-def _engine(name: str) -> Any:
-    """Engines know the networks they run, so a network asks for one only where it is wanted."""
-    from torchpact.engines.recurrent import gpu, native
-
-    return {"recurrent": native, "recurrent_gpu": gpu}[name]
-
-
-def _alike(data: Tensor, state: State | None) -> bool:
-    """Whether a state is of the precision and on the device of the input."""
-    like = data.dtype, data.device
-    return state is None or all((part.dtype, part.device) == like for part in _state.parts(state))

@@ -8,8 +8,8 @@ from torch import Tensor, nn
 
 from torchpact.checks import check_count, check_number
 from torchpact.core import state as _state
-from torchpact.core.block import Ponder
 from torchpact.core.modes import Mode
+from torchpact.core.ponder import Ponder
 from torchpact.core.state import State
 from torchpact.nn.cells import never_halt
 from torchpact.nn.rnn import AdaptiveRNN

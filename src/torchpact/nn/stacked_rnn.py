@@ -8,8 +8,8 @@ from torch.nn import functional as F
 from torch.nn.utils.rnn import PackedSequence
 
 from torchpact.checks import check_number
-from torchpact.core.block import Ponder
 from torchpact.core.modes import Mode
+from torchpact.core.ponder import Ponder
 from torchpact.core.state import State
 from torchpact.nn.rnn import AdaptiveRNN
 

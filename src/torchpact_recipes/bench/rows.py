@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from torchpact.core.block import use_mode
 from torchpact.core.modes import Mode
+from torchpact.core.overrides import use_mode
 from torchpact.engines import ENGINES, Deployed, FoldedBlock, Runner, Unsupported, deploy
 from torchpact.engines.graphs import Graphed, repeatable
 from torchpact.engines.registry import ON_REQUEST, default_engines, tuned

@@ -9,8 +9,8 @@ import torch
 from torch.nn import functional as F
 
 from torchpact.checks import check_choice, check_count
-from torchpact.core.block import use_mode
 from torchpact.core.modes import Mode
+from torchpact.core.overrides import use_mode
 from torchpact.flops.count import flops_from_ponders
 from torchpact.nn.resnet import ResNet
 from torchpact_recipes.data import Images

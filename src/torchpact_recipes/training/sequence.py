@@ -6,9 +6,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from torchpact.core.block import Ponder
 from torchpact.core.halting import expected_steps
 from torchpact.core.objective import map_loss, ponder_loss, reinforce_loss
+from torchpact.core.ponder import Ponder
 from torchpact.core.state import State
 from torchpact.nn.sequence import SequenceNet, sequence_nll
 from torchpact_recipes.data.tasks import UNASKED, TaskBatch

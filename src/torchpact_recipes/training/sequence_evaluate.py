@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from torchpact.core.block import use_mode
 from torchpact.core.modes import Mode
+from torchpact.core.overrides import use_mode
 from torchpact.nn.sequence import SequenceNet, sequence_nll
 from torchpact_recipes.data.tasks import UNASKED, Task
 from torchpact_recipes.training.sequence import lengths_of

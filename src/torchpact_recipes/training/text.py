@@ -11,8 +11,8 @@ from torch import Tensor
 
 from torchpact.checks import check_count
 from torchpact.core import state as _state
-from torchpact.core.block import use_mode
 from torchpact.core.modes import Mode
+from torchpact.core.overrides import use_mode
 from torchpact.core.state import State
 from torchpact.nn.rnn import AdaptiveRNN
 from torchpact.nn.sequence import SequenceNet

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from torchpact.core.block import AdaptiveBlock, use_mode
+from torchpact.core.block import AdaptiveBlock
 from torchpact.core.modes import ACT, Mode
+from torchpact.core.overrides import use_mode
 from torchpact.nn.resnet import ResNet
 from torchpact_recipes.training.inputs import as_input
 from torchpact_recipes.training.state import seeded

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from torchpact.core.block import Ponder
+from torchpact.core.ponder import Ponder, ponder_of_logits
 from torchpact.engines.block_spec import (
     FoldedBlock,
     FoldedBottleneck,
@@ -24,7 +24,6 @@ from torchpact.engines.block_spec import (
     Unsupported,
     as_matrix,
 )
-from torchpact.engines.ponder import make_ponder
 
 CHUNK = 4096  # pixels; 1024 is 4 to 8 % slower with 32 and 64 channels
 
@@ -91,7 +90,7 @@ class SparseBlock:
                 near = near[seen.view(-1)[near] > 0]
             steps += live[:, None, 1:-1, 1:-1]
             unit.add(state, maps, near, active)
-        ponder = make_ponder(asked, block.max_steps, steps, mode)
+        ponder = ponder_of_logits(asked, block.max_steps, steps, mode)
         return state[:, 1:-1, 1:-1].permute(0, 3, 1, 2).contiguous(memory_format=torch.channels_last), ponder
 
 

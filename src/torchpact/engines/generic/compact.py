@@ -7,11 +7,12 @@ import torch
 from torch import Tensor, nn
 
 from torchpact.core import state as _state
-from torchpact.core.block import AdaptiveBlock, Ponder, _decisions
+from torchpact.core.block import AdaptiveBlock
+from torchpact.core.loop import HaltingLoop, decide
 from torchpact.core.modes import Mode, Thresholded, as_mode
+from torchpact.core.ponder import Ponder
 from torchpact.core.state import State
 from torchpact.engines.block_spec import FoldedBlock, Runner, Unsupported
-from torchpact.engines.ponder import make_ponder
 
 
 class CompactBlock(nn.Module):
@@ -55,53 +56,53 @@ class CompactBlock(nn.Module):
         u, context = flat(u, belongs(u, shape), len(shape)), flat(context, theirs, len(shape))
         output, ponder = self._run(u, context, theirs, mode)
         output = _state.map_state(lambda part: part.unflatten(0, shape), output)
-        return output, Ponder._make([x if x is None else x.unflatten(x.dim() - 2, shape) for x in ponder])
+        return output, ponder.map(lambda x: x.unflatten(x.dim() - 2, shape))
 
     def _run(self, u: State, context: tuple[Any, ...], theirs: Any, mode: Mode) -> tuple[State, Ponder]:
         block = self.block
         keep = block.details or not isinstance(mode, Thresholded)
-        u = block._advance(0, u, None, context, freeze=False)
-        logits = block._ask(0, u)
+        loop = HaltingLoop.start(
+            mode,
+            block.max_steps,
+            bounds=block.bounds if isinstance(mode, Thresholded) else None,
+            may_stop=True,
+            keeps_logits=keep,
+        )
+        u = block.run_step(0, u, None, context)
+        logits = block.halting_logits(0, u)
         if logits.shape != _state.per_example(logits):
             raise Unsupported(f"expected one halting logit an example, got logits of {tuple(logits.shape)}")
-
         rows = torch.arange(len(logits), device=logits.device)
-        remaining = torch.ones_like(logits)
-        steps = torch.full_like(logits, block.max_steps, dtype=torch.long)
-        asked: list[Tensor] = []
         output = _state.map_state(lambda part: torch.zeros_like(part, dtype=_kind(part, mode.hard)), u)
         for step in range(1, block.max_steps):
             if step > 1:
-                logits = block._ask(step - 1, u)
-            if keep:
-                everyone = torch.full_like(steps, torch.inf, dtype=logits.dtype)
-                asked.append(everyone.index_copy_(0, rows, logits))
-            weight, remaining = mode.halt(remaining, logits)
+                found = block.halting_logits(step - 1, u)
+                # decisions are made for all: draws do not depend on what has halted
+                logits = torch.full_like(logits, torch.inf).index_copy_(0, rows, found)
+            loop, weight = decide(loop, logits)
             if not mode.hard:
-                _add(output, rows, u, weight)
-            gate = mode.gate(remaining)
-            goes_on = (gate > 0).flatten()
+                assert weight is not None
+                _add(output, rows, u, weight.index_select(0, rows))
+            assert loop.gate is not None
+            goes_on = (loop.gate > 0).flatten().index_select(0, rows)
             stay = goes_on.nonzero().squeeze(1)
             if stay.size(0) < rows.size(0):
-                gone = (~goes_on).nonzero().squeeze(1)
-                left = rows.index_select(0, gone)
-                steps.index_fill_(0, left, step)
                 if mode.hard:
-                    output = _put(output, left, _state.rows_of(u, gone))
+                    gone = (~goes_on).nonzero().squeeze(1)
+                    output = _put(output, rows.index_select(0, gone), _state.rows_of(u, gone))
                 rows, u = rows.index_select(0, stay), _state.rows_of(u, stay)
-                remaining, gate = remaining.index_select(0, stay), gate.index_select(0, stay)
                 context = rows_for(context, theirs, stay)
             if not rows.size(0):
+                loop.draw_the_rest()
                 break
-            u = block._advance(step, u, gate, context, freeze=False)
+            u = block.run_step(step, u, loop.gate.index_select(0, rows), context)
         if mode.hard:
             output = _put(output, rows, u)
-        else:
-            _add(output, rows, u, remaining)
-        output = _state.like(output, u)
-        if not keep:
-            return output, _decisions(block.max_steps, steps, steps.float())
-        return output, make_ponder(asked, block.max_steps, steps, mode)
+        elif loop.remaining is not None:
+            _add(output, rows, u, loop.remaining.index_select(0, rows))
+        if loop.remaining is None:  # a single step
+            loop, _ = decide(loop, logits)
+        return _state.like(output, u), loop.ponder()
 
 
 def who_may_leave(u: State, positions: bool) -> torch.Size:

@@ -7,8 +7,8 @@ takes minutes to compile, for on a GPU convolutions are tried out.
 import torch
 from torch import Tensor
 
-from torchpact.core.block import Ponder
 from torchpact.core.modes import Discrete
+from torchpact.core.ponder import Ponder
 from torchpact.engines.block_spec import FoldedBlock, Runner, Unsupported
 from torchpact.engines.generic import dense
 

@@ -2,10 +2,9 @@
 
 from torch import Tensor
 
-from torchpact.core.block import Ponder
+from torchpact.core.ponder import Ponder
 from torchpact.engines.block_spec import FoldedBlock, Runner
-from torchpact.nn.conv_units import join_patches
-from torchpact.nn.resnet import _join_ponder
+from torchpact.nn.conv_units import join_patches, join_ponder
 
 
 def build(block: FoldedBlock) -> Runner:
@@ -16,7 +15,7 @@ def build(block: FoldedBlock) -> Runner:
 
     def run(u: Tensor) -> tuple[Tensor, Ponder | None]:
         u, ponder = adaptive(u)
-        return join_patches(u), _join_ponder(ponder) if u.dim() == 6 else ponder
+        return join_patches(u), join_ponder(ponder)
 
     return run
 

@@ -24,8 +24,9 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
 from torchpact.core import state as _state
-from torchpact.core.block import AdaptiveBlock, Ponder
+from torchpact.core.block import AdaptiveBlock
 from torchpact.core.modes import Mode, Thresholded
+from torchpact.core.ponder import Ponder
 from torchpact.core.state import State
 from torchpact.engines.block_spec import Unsupported
 from torchpact.engines.conv.native.engine import switched_off

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from torchpact.core import state as _state
-from torchpact.core.block import Ponder
+from torchpact.core.ponder import Ponder
 from torchpact.core.state import State
 
 Cell = nn.LSTMCell | nn.GRUCell | nn.RNNCell

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from torchpact.core.halting import _steps_from_survival
+from torchpact.core.halting import steps_from_survival
 from torchpact.core.modes import Mode
 from torchpact.core.state import State
 from torchpact.nn.cells import HaltingUnit
@@ -115,6 +115,6 @@ def _weights(weights: Mapping[str, Tensor], block: str, repeats: bool) -> Weight
 
 def _pondering(found: Reading, mode: Mode) -> Pondering:
     logits = found.logits.movedim(2, 0)
-    expected = _steps_from_survival(torch.sigmoid(-logits[:-1]), 0)
+    expected = steps_from_survival(torch.sigmoid(-logits[:-1]), 0)
     steps = 1 + (mode.gate(found.remaining[:, :, 1:]) > 0).sum(2)
     return Pondering(steps, expected, mode.cost(torch.sigmoid(logits), steps, expected))

@@ -22,8 +22,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchpact.core.block import Ponder
 from torchpact.core.modes import Discrete, Mode, Thresholded
+from torchpact.core.ponder import Ponder
 from torchpact.engines.block_spec import FoldedBlock, FoldedUnit, Runner, Unsupported, fold_norm
 from torchpact.files import user_cache, write_whole
 from torchpact.nn.conv_units import HaltingHead

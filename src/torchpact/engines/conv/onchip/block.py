@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from torchpact.core.block import Ponder
+from torchpact.core.ponder import Ponder
 from torchpact.engines.block_spec import FoldedBlock, Unsupported
 from torchpact.engines.conv.onchip import engine
 from torchpact.engines.conv.onchip.calls import Kernel, Weights

@@ -13,8 +13,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from torchpact.core.block import Ponder
 from torchpact.core.modes import Discrete, Mode, Thresholded
+from torchpact.core.ponder import Ponder
 from torchpact.engines.block_spec import FoldedBlock
 from torchpact.engines.conv.onchip.pack import pack_convolutions, pack_heads, pack_norms, pack_pools
 from torchpact.engines.conv.onchip.plan import Plan

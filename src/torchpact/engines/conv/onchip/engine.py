@@ -15,8 +15,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from torchpact.core.block import Ponder
 from torchpact.core.modes import Discrete, Thresholded
+from torchpact.core.ponder import Ponder
 from torchpact.engines.block_spec import FoldedBlock, Unsupported
 from torchpact.engines.conv.onchip.calls import Call, Kernel, Weights
 from torchpact.engines.conv.onchip.pack import pack_last, pack_stem

@@ -15,8 +15,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from torchpact.core.block import Ponder, _decisions
 from torchpact.core.modes import Discrete, Thresholded
+from torchpact.core.ponder import Ponder, decisions_only
 from torchpact.engines.block_spec import FoldedBlock, FoldedUnit, Runner, Unsupported
 from torchpact.engines.conv.triton.tiles import (
     FROZEN,
@@ -287,7 +287,7 @@ class _Run:
         probs, _, expected = self.details
         steps, cost = self.steps.unsqueeze(1), self.cost.unsqueeze(1)
         if probs is None or expected is None:
-            return _decisions(len(self.block.units) + 1, steps, cost)
+            return decisions_only(len(self.block.units) + 1, steps, cost)
         return Ponder(
             probs=probs.unsqueeze(2),
             steps=steps,

@@ -1,0 +1,252 @@
+"""The halting loop as a value: its state between two steps, and the function that moves it on.
+
+Everything that halts is driven by this loop: :class:`~torchpact.AdaptiveBlock`, recurrent layers, engines
+that drop halted rows, and networks that own their ``for`` loop. Steps and heads are the caller's.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from torchpact.checks import at_least_single, readable
+from torchpact.core import state
+from torchpact.core.modes import Mode, Thresholded, as_mode
+from torchpact.core.ponder import Ponder, decisions_only, ponder_of_logits
+from torchpact.core.state import State
+
+
+class Rules(NamedTuple):
+    """What stays as it is through a run of the loop."""
+
+    mode: Mode
+    max_steps: int
+    bounds: tuple[float, ...] | None
+    """What the logits must exceed, for each of the L − 1 decisions; None is the mode's own threshold."""
+    gated: bool
+    """Whether steps take the gate, and leave closed positions as they are."""
+    interpolated: bool
+    """Whether the loop freezes halted positions itself: u + a·(step(u) − u)."""
+    learning: bool
+    """Whether gradients were enabled at the start."""
+    may_stop: bool
+    """Whether the run may end once all positions have halted."""
+    keeps_logits: bool
+
+
+class HaltingLoop(NamedTuple):
+    """The state of a halting loop between two steps: immutable, moved on by :func:`advance`.
+
+    A loop of your own around any steps does what an :class:`~torchpact.AdaptiveBlock` does:
+
+    >>> steps, heads = [nn.Tanh(), nn.Tanh(), nn.Tanh()], [nn.Linear(8, 1), nn.Linear(8, 1), None]
+    >>> u = torch.randn(4, 8)
+    >>> loop = HaltingLoop.start("relaxed", max_steps=3)
+    >>> for step, head in zip(steps, heads):
+    ...     loop, u = advance(loop, u, step(u), head)
+    >>> output, ponder = loop.result(u)
+    >>> ponder.steps.shape
+    torch.Size([4, 1])
+    """
+
+    rules: Rules
+    taken: int = 0
+    """The steps taken so far."""
+    remaining: Tensor | None = None
+    """What remains of the stick at each position; None before the first step."""
+    gate: Tensor | None = None
+    """The active positions mask a of the next step; None before the first, which runs everywhere."""
+    steps: Tensor | None = None
+    """The iterations that each position runs, the next one included."""
+    logits: tuple[Tensor, ...] = ()
+    """Those of the halting probabilities so far."""
+    output: State | None = None
+    """The weighted sum of states so far, or the states at halting; None where it is the last state."""
+    frozen: bool = False
+    """Whether halted positions keep their state, so that the last state is the output."""
+
+    @classmethod
+    def start(
+        cls,
+        mode: Mode | str,
+        max_steps: int,
+        *,
+        bounds: Sequence[float] | None = None,
+        gated: bool = False,
+        interpolated: bool = False,
+        may_stop: bool | None = None,
+        keeps_logits: bool = True,
+    ) -> "HaltingLoop":
+        """Return the loop before its first step. Gradients are, or are not, wanted as they are now.
+
+        Args:
+            mode: What turns halting probabilities into decisions.
+            max_steps: L, at most how many steps are taken.
+            bounds: What logits must exceed, for each of the L − 1 decisions, in thresholded mode.
+            gated: Whether the steps take ``loop.gate`` and leave closed positions as they are.
+            interpolated: Whether the loop freezes halted positions, for steps that are no residuals:
+                the state goes on as u + a·(step(u) − u), in the hard modes as one or the other.
+            may_stop: Whether the run may end once all positions have halted, see :attr:`done`; by default
+                where the mode allows it and there are no gradients.
+            keeps_logits: Without, the ponder has decisions only.
+
+        Raises:
+            ValueError: The mode is unknown, or compares nothing with the bounds.
+
+        """
+        mode, learning = as_mode(mode), torch.is_grad_enabled()
+        if bounds is not None and not isinstance(mode, Thresholded):
+            raise ValueError(f"expected the mode thresholded with thresholds, got {mode}")
+        stops = mode.leaves and not learning if may_stop is None else may_stop
+        fixed = None if bounds is None else tuple(bounds)
+        rules = Rules(mode, max_steps, fixed, gated, interpolated, learning, stops, keeps_logits)
+        return cls(rules)
+
+    @property
+    def done(self) -> bool:
+        """Whether all positions have halted and the run may end: a look at values, so it waits for a GPU."""
+        if not self.rules.may_stop or self.gate is None or not readable(self.gate):
+            return False
+        return not bool((self.gate > 0).any())
+
+    def draw_the_rest(self) -> None:
+        """Draw the noise of the decisions that are left out: draws must not depend on what has halted."""
+        assert self.remaining is not None
+        for _ in range(self.taken, self.rules.max_steps - 1):
+            if self.rules.mode.noise(self.remaining) is None:
+                break
+
+    def output_of(self, u: State) -> State:
+        """Return the output of the block, if ``u`` is the last state."""
+        if self.frozen:
+            return u
+        assert self.remaining is not None
+        output = state.accumulate(self.output, u, self.remaining, self.rules.mode.hard)
+        return state.like(output, u)
+
+    def ponder(self) -> Ponder:
+        """Return what every position did."""
+        assert self.remaining is not None
+        assert self.steps is not None
+        steps = self.steps.long()
+        if not self.rules.keeps_logits:
+            return decisions_only(self.rules.max_steps, steps, steps.float())
+        return ponder_of_logits(
+            self.logits,
+            self.rules.max_steps,
+            steps,
+            self.rules.mode,
+            self.rules.learning,
+            self.remaining.dtype,
+        )
+
+    def result(self, u: State) -> tuple[State, Ponder]:
+        """Return the output and the ponder of a run that ended with the state ``u``."""
+        return self.output_of(u), self.ponder()
+
+
+Head = Callable[[State], Tensor]
+
+
+def advance(
+    loop: HaltingLoop,
+    before: State,
+    after: State,
+    logits: Tensor | Head | None,
+    *,
+    held: bool | None = None,
+) -> tuple[HaltingLoop, State]:
+    """Move a loop on by one step: freeze what has halted, decide what halts, gather the output.
+
+    Args:
+        loop: The loop before the step; it stays as it is.
+        before: The state before the step.
+        after: What the step made of it.
+        logits: The logits of h after this step, or the head that gives them, which is asked about the state
+            to go on with; None after the last step, which always halts. They have as many dimensions as the
+            state and broadcast to it.
+        held: Whether this step left halted positions as they are; by default as ``gated`` says.
+
+    Returns:
+        The loop after the step, and the state to go on with.
+
+    Example:
+        >>> loop = HaltingLoop.start("thresholded", max_steps=2)
+        >>> u = torch.zeros(2, 1)
+        >>> loop, u = advance(loop, u, u + 1, torch.tensor([[3.0], [-3.0]]))
+        >>> loop.gate
+        tensor([[0.],
+                [1.]])
+
+    """
+    rules = loop.rules
+    u = _held(loop, before, after, rules.gated if held is None else held)
+    if loop.remaining is not None and loop.taken + 1 >= rules.max_steps:
+        return loop._replace(taken=loop.taken + 1, gate=None), u
+    given = at_least_single(_asked(logits, u))
+    if loop.remaining is None:
+        # Plain steps are what they are, whatever has halted: h of frozen states would give a wrong N, and
+        # heads may look at neighbours. So the output is picked on the way, unless the difference cannot be
+        # seen.
+        alone = given.shape == state.per_example(given)
+        holds = rules.gated or rules.interpolated
+        loop = loop._replace(frozen=rules.mode.hard and (holds or (alone and not rules.learning)))
+    loop, weight = decide(loop, given)
+    if not (loop.frozen or weight is None):
+        loop = loop._replace(output=state.accumulate(loop.output, u, weight, rules.mode.hard))
+    return loop, u
+
+
+def decide(loop: HaltingLoop, logits: Tensor) -> tuple[HaltingLoop, Tensor | None]:
+    """Break the stick once: the decisions of :func:`advance`, for callers who keep the states themselves.
+
+    Args:
+        loop: The loop before the decision; it stays as it is.
+        logits: The logits of h after the step, of all positions; +∞ for those that are not computed any more.
+
+    Returns:
+        The loop after the decision, and the weight of the step in the output; None after the last one.
+
+    """
+    rules, remaining, steps = loop.rules, loop.remaining, loop.steps
+    taken = loop.taken + 1
+    if remaining is None or steps is None:  # after the first step
+        remaining = torch.ones_like(logits)
+        # what is held while a step runs adds to the peak of memory
+        small = torch.uint8 if rules.max_steps < 256 and not rules.learning else torch.long
+        steps = torch.ones_like(logits, dtype=small)
+    if taken >= rules.max_steps:
+        return loop._replace(taken=taken, remaining=remaining, steps=steps, gate=None), None
+    if rules.may_stop:
+        logits = torch.where(remaining > 0, logits, torch.inf)
+    if rules.bounds is None:
+        weight, remaining = rules.mode.halt(remaining, logits)
+    else:
+        assert isinstance(rules.mode, Thresholded)  # as start has seen
+        weight, remaining = rules.mode.halt(remaining, logits, bound=rules.bounds[loop.taken])
+    gate = rules.mode.gate(remaining)
+    kept = (*loop.logits, logits) if rules.keeps_logits else ()
+    moved = HaltingLoop(rules, taken, remaining, gate, steps + (gate > 0), kept, loop.output, loop.frozen)
+    return moved, weight
+
+
+def _asked(logits: Tensor | Head | None, u: State) -> Tensor:
+    if isinstance(logits, Tensor):
+        return logits
+    if logits is not None:
+        return logits(u)
+    first = state.parts(u)[0]  # a single step and no head: one position an example
+    return first.new_zeros(state.per_example(first))
+
+
+def _held(loop: HaltingLoop, before: State, after: State, held: bool) -> State:
+    """Return the state after a step, with halted positions as they were, if that is for the loop to do."""
+    gate = loop.gate
+    if gate is None or held:
+        return after
+    if loop.frozen:
+        return state.where(gate > 0, after, before)
+    if loop.rules.interpolated and not loop.rules.mode.hard:
+        return state.map_state(lambda new, old: old + gate.to(old.dtype) * (new - old), after, before)
+    return after

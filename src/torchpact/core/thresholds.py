@@ -1,0 +1,158 @@
+"""Thresholds as a value: what the halting logits must exceed, for each block or each head of a network."""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from numbers import Real
+from typing import Any
+
+from torchpact.checks import check_number
+
+Bound = float | tuple[float, ...]
+"""A logit for all heads of a block, or one for each."""
+
+
+@dataclass(frozen=True, init=False)
+class Thresholds:
+    """What the logits of halting heads must exceed for a halt, in :class:`~torchpact.Thresholded` mode.
+
+    An argument of the run: blocks and deployed networks take it as ``thresholds=``, and
+    :class:`~torchpact.use_thresholds` sets it on a network. Logits rather than probabilities, so that the two
+    ends are numbers, too: +∞ (:attr:`NEVER`) is exceeded by nothing, −∞ (:attr:`ALWAYS`) by everything, even
+    by a logit of −∞.
+
+    Args:
+        logits: One number for all blocks; a sequence with an entry for each block, in the order of
+            ``named_modules``; or a mapping from names of blocks to entries. An entry is a number,
+            ``"never"``, ``"always"``, or a sequence of these, one for each head (of L steps, L − 1).
+
+    Raises:
+        TypeError: An entry is neither a number nor one of the two words.
+        ValueError: An entry is NaN.
+
+    Example:
+        >>> Thresholds([0.0, ["never", 1.5]]).for_block(1, "second", heads=2)
+        (inf, 1.5)
+        >>> Thresholds.at(0.5).for_block(0, "", heads=3)
+        (0.0, 0.0, 0.0)
+
+    """
+
+    NEVER = math.inf
+    ALWAYS = -math.inf
+
+    logits: Bound | tuple[Bound, ...] | Mapping[str, Bound]
+
+    def __init__(self, logits: Any) -> None:
+        entries: Any
+        if isinstance(logits, Mapping):
+            entries = {str(name): _entry(each) for name, each in logits.items()}
+        elif isinstance(logits, Sequence) and not isinstance(logits, str):
+            entries = tuple(_entry(each) for each in logits)
+        else:
+            entries = _number(logits)
+        object.__setattr__(self, "logits", entries)
+
+    @classmethod
+    def at(cls, probability: float) -> "Thresholds":
+        """Return what :class:`~torchpact.Thresholded` of this probability compares with, for all blocks.
+
+        Args:
+            probability: In (0, 1), as ``Thresholded(threshold=probability)`` takes it.
+
+        Raises:
+            ValueError: The number is not in (0, 1).
+
+        """
+        check_number("threshold", probability, 0, 1, open_low=True, open_high=True)
+        return cls(logit_of(probability))
+
+    def for_block(self, index: int, name: str, heads: int) -> tuple[float, ...]:
+        """Return the bounds of a block's heads.
+
+        Args:
+            index: The number of the block among those of the network, from 0.
+            name: Its name in the network.
+            heads: How many heads decide: L − 1.
+
+        Raises:
+            ValueError: There is no entry for the block, or one with another number of heads.
+
+        """
+        entry: Bound
+        if isinstance(self.logits, Mapping):
+            if name not in self.logits:
+                known = ", ".join(map(repr, self.logits)) or "none"
+                raise ValueError(f"expected thresholds for the block {name!r}, got some for {known}")
+            entry = self.logits[name]
+        elif isinstance(self.logits, tuple):
+            if index >= len(self.logits):
+                raise ValueError(f"expected thresholds for block {index + 1}, got {len(self.logits)}")
+            entry = self.logits[index]
+        else:
+            entry = self.logits
+        if not isinstance(entry, tuple):
+            return (entry,) * heads
+        if len(entry) != heads:
+            raise ValueError(f"expected {heads} thresholds for as many heads of {name!r}, got {len(entry)}")
+        return entry
+
+    def for_blocks(self, heads: Mapping[str, int]) -> dict[str, tuple[float, ...]]:
+        """Return the bounds of all blocks of a network, by name.
+
+        Args:
+            heads: How many heads decide in each block, in the order of the network.
+
+        Raises:
+            ValueError: The entries are not those of these blocks.
+
+        """
+        given = self.logits
+        if isinstance(given, tuple) and len(given) != len(heads):
+            raise ValueError(f"expected thresholds for {len(heads)} blocks, got {len(given)}")
+        unknown = [name for name in given if name not in heads] if isinstance(given, Mapping) else []
+        if unknown:
+            raise ValueError(
+                f"expected thresholds for blocks among {', '.join(map(repr, heads))}; got {unknown[0]!r}"
+            )
+        return {name: self.for_block(i, name, count) for i, (name, count) in enumerate(heads.items())}
+
+
+def as_thresholds(value: Any) -> Thresholds:
+    """Return thresholds given as such, or as the probability that :class:`~torchpact.Thresholded` takes.
+
+    >>> as_thresholds(0.5)
+    Thresholds(logits=0.0)
+    """
+    if isinstance(value, Thresholds):
+        return value
+    if isinstance(value, Real) and not isinstance(value, bool):
+        return Thresholds.at(float(value))
+    raise TypeError(f"expected thresholds as a number in (0, 1) or Thresholds, got {type(value).__name__}")
+
+
+def logit_of(probability: float) -> float:
+    """Return σ⁻¹ of a probability.
+
+    >>> logit_of(0.5)
+    0.0
+    """
+    return math.log(probability) - math.log1p(-probability)
+
+
+def _entry(value: Any) -> Bound:
+    if isinstance(value, Iterable) and not isinstance(value, str):
+        return tuple(_number(each) for each in value)
+    return _number(value)
+
+
+def _number(value: Any) -> float:
+    words = {"never": Thresholds.NEVER, "always": Thresholds.ALWAYS}
+    if isinstance(value, str) and value in words:
+        return words[value]
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise TypeError(f"expected a threshold as a logit, 'never' or 'always', got {value!r:.80}")
+    number = float(value)
+    if math.isnan(number):
+        raise ValueError("expected a threshold as a logit, got NaN")
+    return number
