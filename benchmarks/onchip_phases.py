@@ -35,9 +35,8 @@ from onchip import never_halting
 from table import write_csv
 from torch import Tensor
 
-from torchpact.core.ponder import Ponder
-
 from torchpact.core.overrides import use_mode
+from torchpact.core.ponder import Ponder
 from torchpact.engines import FoldedBlock
 from torchpact.engines.conv.onchip import build
 from torchpact.engines.conv.onchip.calls import Args, Call, Weights

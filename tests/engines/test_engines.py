@@ -20,8 +20,7 @@ from tests.engines.networks import (
 )
 from torchpact.engines import ENGINES, FoldedBlock, Unsupported
 from torchpact.engines.conv.native import engine as native
-from torchpact.nn.conv_units import join_patches
-from torchpact.nn.conv_units import join_ponder
+from torchpact.nn.conv_units import join_patches, join_ponder
 
 SKIPPING = ("sparse", "native", "compact")
 

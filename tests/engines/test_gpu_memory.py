@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from tests.engines.networks import block_of
-from torchpact.engines import FoldedBlock
 from torchpact.core.ponder import is_unknown
+from torchpact.engines import FoldedBlock
 from torchpact_recipes.bench.memory import peak_memory
 
 pytest.importorskip("triton", reason="needs Triton")

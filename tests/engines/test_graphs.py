@@ -11,9 +11,9 @@ import torch
 
 import torchpact as tp
 from tests.engines.networks import lively, relative
+from torchpact.core.ponder import is_unknown, without_details
 from torchpact.engines import deployment, graphs, registry
 from torchpact.engines.graphs import MOST_GRAPHS, Graphed
-from torchpact.core.ponder import is_unknown, without_details
 from torchpact.engines.timing import interleaved
 
 needs_gpu = [

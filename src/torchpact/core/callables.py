@@ -1,16 +1,16 @@
 """Steps and heads as users give them: modules or plain callables, one or a list."""
 
-import copy
 from collections.abc import Callable, Iterable
-from functools import partial
-from types import CellType, FunctionType, MethodType
 from typing import Any
 
 from torch import nn
 
 
-class _Function(nn.Module):
-    """A plain callable in the clothes of a module, so that lists of steps can hold both."""
+class Function(nn.Module):
+    """A plain callable as a module, so that lists of steps can hold both.
+
+    What a function encloses is neither registered nor copied: give a module where there are parameters.
+    """
 
     def __init__(self, function: Callable[..., Any]) -> None:
         super().__init__()
@@ -18,83 +18,25 @@ class _Function(nn.Module):
         self.gated = is_gated(function)
         self.indexed = is_indexed(function)
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> "_Function":
-        memo[id(self)] = made = self.__class__.__new__(self.__class__)
-        state = dict(self.__dict__)
-        made.__dict__["function"] = _copied(state.pop("function"), memo)
-        made.__dict__.update(copy.deepcopy(state, memo))
-        return made
-
     def extra_repr(self) -> str:
+        """Return the name of the function for ``print``."""
         return getattr(self.function, "__qualname__", repr(self.function))
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the function."""
         return self.function(*args, **kwargs)
-
-
-def _copied(value: Any, memo: dict[int, Any]) -> Any:
-    """Return a copy of a callable, or of what it holds: modules are copied, and functions that reach any."""
-    if id(value) in memo:
-        return memo[id(value)]
-    if not _reaches_module(value, set()):
-        return value
-    if isinstance(value, FunctionType):
-        cells = tuple(CellType() for _ in value.__closure__ or ())
-        made = FunctionType(value.__code__, value.__globals__, value.__name__, None, cells)
-        memo[id(value)] = made  # before what it encloses, which may be itself
-        for cell, old in zip(cells, value.__closure__ or (), strict=True):
-            if (held := _held(old)) is not old:
-                cell.cell_contents = _copied(held, memo)
-        made.__defaults__ = _copied(value.__defaults__, memo)
-        made.__kwdefaults__ = _copied(value.__kwdefaults__, memo)
-        made.__dict__.update(vars(value))
-        made.__qualname__ = value.__qualname__
-        return made
-    if isinstance(value, partial):
-        arguments = [_copied(each, memo) for each in value.args]
-        return partial(_copied(value.func, memo), *arguments, **_copied(value.keywords, memo))
-    if isinstance(value, dict):
-        return {key: _copied(each, memo) for key, each in value.items()}
-    if type(value) in (tuple, list):
-        return type(value)(_copied(each, memo) for each in value)
-    return copy.deepcopy(value, memo)
-
-
-def _reaches_module(value: Any, seen: set[int]) -> bool:
-    """Whether a value is a module or a parameter, or holds one somewhere."""
-    if isinstance(value, nn.Module | nn.Parameter):
-        return True
-    if id(value) in seen:
-        return False
-    seen.add(id(value))
-    held: list[Any] = []
-    if isinstance(value, FunctionType):
-        held = [_held(cell) for cell in value.__closure__ or ()]
-        held += [value.__defaults__, value.__kwdefaults__]
-    elif isinstance(value, MethodType):
-        held = [value.__self__]
-    elif isinstance(value, partial):
-        held = [value.func, value.args, value.keywords]
-    elif isinstance(value, dict):
-        held = [*value.values()]
-    elif isinstance(value, tuple | list):
-        held = [*value]
-    return any(_reaches_module(each, seen) for each in held)
-
-
-def _held(cell: CellType) -> Any:
-    """Return what a cell has, or the cell itself while it is empty."""
-    try:
-        return cell.cell_contents
-    except ValueError:
-        return cell
 
 
 def as_module(function: Callable[..., Any]) -> nn.Module:
     """Return a callable as a module."""
     if not callable(function):
         raise TypeError(f"expected a callable, got {type(function).__name__}")
-    return function if isinstance(function, nn.Module) else _Function(function)
+    return function if isinstance(function, nn.Module) else Function(function)
+
+
+def unwrapped(module: nn.Module) -> Any:
+    """Return the callable that a module stands for: itself, or the function that it holds."""
+    return module.function if isinstance(module, Function) else module
 
 
 def as_modules(name: str, given: Any) -> tuple[list[nn.Module], bool]:

@@ -1,0 +1,46 @@
+"""What a step, a head, a block and a network are, for whatever executes or prices them.
+
+Specs are data: frozen records of tensors and settings in the field's terms. Networks produce them through
+providers (:func:`register_step` and the like); engines and FLOPs read only them, never the classes of networks.
+
+Steps      ConvUnit, AttentionLayer, RecurrentCell, Opaque
+Heads      ConvHead, LinearHead, NeverHead, Opaque
+Wholes     BlockSpec, NetworkSpec
+Providers  register_step, register_head, register_block, register_network; block_spec, network_spec
+"""
+
+from torchpact.specs.blocks import BlockSpec, NetworkSpec
+from torchpact.specs.heads import ConvHead, HeadSpec, LinearHead, NeverHead
+from torchpact.specs.providers import (
+    block_spec,
+    network_spec,
+    register_block,
+    register_head,
+    register_network,
+    register_step,
+    step_spec,
+)
+from torchpact.specs.steps import AttentionLayer, Conv, ConvUnit, Norm, Opaque, RecurrentCell, StepSpec
+
+__all__ = [
+    "AttentionLayer",
+    "BlockSpec",
+    "Conv",
+    "ConvHead",
+    "ConvUnit",
+    "HeadSpec",
+    "LinearHead",
+    "NetworkSpec",
+    "NeverHead",
+    "Norm",
+    "Opaque",
+    "RecurrentCell",
+    "StepSpec",
+    "block_spec",
+    "network_spec",
+    "register_block",
+    "register_head",
+    "register_network",
+    "register_step",
+    "step_spec",
+]

@@ -1,0 +1,146 @@
+"""Who can tell what a module is: networks register providers, engines and FLOPs ask.
+
+A provider is for modules of exactly one class: what a subclass changes, nobody knows but its author, who may
+register a provider of its own. It returns a spec, or raises a :class:`TypeError` or :class:`ValueError` that
+says in a line why there is none, as for a layer with other settings.
+"""
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from torch import nn
+
+from torchpact.checks import one_line
+from torchpact.core.block import AdaptiveBlock
+from torchpact.core.callables import unwrapped
+from torchpact.specs.blocks import BlockSpec, NetworkSpec
+from torchpact.specs.heads import HeadSpec
+from torchpact.specs.steps import Opaque, StepSpec
+
+F = TypeVar("F", bound=Callable[..., Any])
+_STEPS: dict[Any, Callable[[Any], StepSpec]] = {}
+_HEADS: dict[Any, Callable[[Any], HeadSpec]] = {}
+_BLOCKS: dict[type[nn.Module], Callable[[Any], BlockSpec]] = {}
+_NETWORKS: dict[type[nn.Module], Callable[[Any], NetworkSpec]] = {}
+
+
+def register_step(kind: type[nn.Module]) -> Callable[[F], F]:
+    """Register what tells the specs of steps of a class; used as a decorator of a function of the module.
+
+    Example:
+        >>> class Twice(nn.Module):
+        ...     def forward(self, u):
+        ...         return 2 * u
+        >>> @register_step(Twice)
+        ... def twice(step):
+        ...     return Opaque(step, "nothing is known of it but that it doubles")
+        >>> step_spec(Twice()).reason
+        'nothing is known of it but that it doubles'
+    """
+    return _registered(_STEPS, kind)
+
+
+def register_head(kind: Any) -> Callable[[F], F]:
+    """Register what tells the specs of heads: of a class, or a function that is a head itself."""
+    return _registered(_HEADS, kind)
+
+
+def register_block(kind: type[nn.Module]) -> Callable[[F], F]:
+    """Register what tells the specs of blocks of a class, other than :class:`~torchpact.AdaptiveBlock`."""
+    return _registered(_BLOCKS, kind)
+
+
+def register_network(kind: type[nn.Module]) -> Callable[[F], F]:
+    """Register what tells the specs of networks of a class that engines may run as a whole."""
+    return _registered(_NETWORKS, kind)
+
+
+def _registered(table: dict[Any, Any], kind: Any) -> Callable[[F], F]:
+    def register(provider: F) -> F:
+        table[kind] = provider
+        return provider
+
+    return register
+
+
+def step_spec(step: nn.Module) -> StepSpec:
+    """Return what a step is, as far as is known."""
+    spec: StepSpec = _asked(_STEPS, step)
+    return spec
+
+
+def head_spec(head: nn.Module) -> HeadSpec:
+    """Return what a halting head is, as far as is known."""
+    spec: HeadSpec = _asked(_HEADS, head)
+    return spec
+
+
+def _asked(table: dict[Any, Any], module: nn.Module) -> Any:
+    """Return the spec of a module; of one that is watched or changed only that it can be called."""
+    held = unwrapped(module)
+    provider = table.get(type(held)) or (table.get(held) if callable(held) and not isinstance(held, nn.Module) else None)
+    if provider is None:
+        return Opaque(module)
+    if is_watched(*module.modules()):
+        return Opaque(module, "expected units and heads without forward hooks, which engines would not run")
+    if any("forward" in vars(each) for each in module.modules()):
+        return Opaque(
+            module, "expected units and heads as their classes are, got one with a forward of its own"
+        )
+    try:
+        return provider(held)
+    except (TypeError, ValueError) as reason:
+        return Opaque(module, one_line(reason))
+
+
+def is_watched(*modules: nn.Module) -> bool:
+    """Whether any module has forward hooks, which see what it is given, or change what it gives."""
+    return any(module._forward_hooks or module._forward_pre_hooks for module in modules)
+
+
+def block_spec(block: nn.Module, name: str = "") -> BlockSpec:
+    """Return what a block is.
+
+    Args:
+        block: An :class:`~torchpact.AdaptiveBlock`, or a module of a class that has a provider.
+        name: Its name in the network.
+
+    Raises:
+        TypeError: There is no provider for modules of this class.
+
+    Example:
+        >>> block = AdaptiveBlock(nn.Tanh(), nn.Linear(8, 1), max_steps=3, mode="thresholded")
+        >>> spec = block_spec(block)
+        >>> spec.max_steps, spec.shared, len(spec.heads)
+        (3, True, 2)
+    """
+    if type(block) in _BLOCKS:
+        return _BLOCKS[type(block)](block)
+    if not isinstance(block, AdaptiveBlock):
+        raise TypeError(f"expected an adaptive block, got a {type(block).__name__}")
+    count = block.max_steps
+    steps = [step_spec(step) for step in block.steps]
+    heads = [head_spec(head) for head in block.halting]
+    return BlockSpec(
+        module=block,
+        steps=tuple(steps * count if len(steps) == 1 else steps),
+        heads=tuple((heads * count if len(heads) == 1 else heads)[: count - 1]),
+        mode=block.mode,
+        details=block.details,
+        shared=len(steps) == 1 and count > 1,
+        name=name or block.name,
+        price=block.price,
+    )
+
+
+def has_block_provider(module: nn.Module) -> bool:
+    """Whether a module is an adaptive part of a network: a block, or of a class that has a provider."""
+    return isinstance(module, AdaptiveBlock) or type(module) in _BLOCKS
+
+
+def network_spec(net: nn.Module) -> NetworkSpec | None:
+    """Return what a network is, if it is of a class that has a provider, and as that makes it."""
+    provider = _NETWORKS.get(type(net))
+    if provider is None or "forward" in vars(net) or is_watched(net, *net.children()):
+        return None
+    return provider(net)
