@@ -6,31 +6,24 @@ the table. It reads specs only. What it builds is a :class:`Runner`, whose outpu
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
+from torchpact.core.call_args import CallArgs
 from torchpact.core.ponder import Ponder
 from torchpact.core.state import State
 from torchpact.specs import BlockSpec, NetworkSpec
 from torchpact.specs.blocks import Bounds
 
 
+NO_CONTEXT = CallArgs()
+"""Steps are given nothing but the state."""
+
+
 class Unsupported(ValueError):
     """Why an engine cannot run a block or a call; one line."""
-
-
-class CallArgs(NamedTuple):
-    """What a network, a block or a step is called with."""
-
-    args: tuple[Any, ...] = ()
-    kwargs: Mapping[str, Any] = {}  # noqa: RUF012 (nothing writes to it)
-
-    @property
-    def values(self) -> list[Any]:
-        """All of it, without names."""
-        return [*self.args, *self.kwargs.values()]
 
 
 class Runner(ABC):
@@ -43,7 +36,7 @@ class Runner(ABC):
 
     @abstractmethod
     def __call__(
-        self, u: State, context: CallArgs = CallArgs(), bounds: Bounds = None
+        self, u: State, context: CallArgs = NO_CONTEXT, bounds: Bounds = None
     ) -> tuple[State, Ponder | None]:
         """Run the block.
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from torchpact.core.modes import Mode
 from torchpact.specs.heads import ConvHead, HeadSpec
-from torchpact.specs.steps import Conv, ConvUnit, Norm, Opaque, StepSpec
+from torchpact.specs.steps import Conv, ConvUnit, Norm, Opaque, RecurrentCell, StepSpec
 
 Bounds = tuple[float, ...] | None
 """What the logits of a block's heads must exceed; None is the threshold of the mode."""
@@ -35,6 +35,13 @@ class BlockSpec:
     """Whether all iterations share their step."""
     name: str = ""
     price: float = 1.0
+    batch_dim: int = 0
+    """The dimension of the input that is the batch."""
+
+    @property
+    def recurrent(self) -> bool:
+        """Whether it is a recurrent layer, each of whose time steps is a block."""
+        return isinstance(self.steps[0], RecurrentCell) or self.batch_dim == 1
 
     @property
     def max_steps(self) -> int:

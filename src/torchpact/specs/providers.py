@@ -133,7 +133,7 @@ def block_spec(block: nn.Module, name: str = "") -> BlockSpec:
     )
 
 
-def has_block_provider(module: nn.Module) -> bool:
+def is_block(module: nn.Module) -> bool:
     """Whether a module is an adaptive part of a network: a block, or of a class that has a provider."""
     return isinstance(module, AdaptiveBlock) or type(module) in _BLOCKS
 
