@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import torchpact as tp
-from tests.golden.common import MODES, Case, evaluate, fill, flat, flops, learn, uniform
+from tests.golden.common import MODES, Case, evaluate, fill, flat, flops, learn, uniform, varied
 from tests.golden.digest import Fields
 
 
@@ -104,6 +104,9 @@ def unit_free(u: Tensor) -> Tensor:
     return u.sin() + u.flip(-1) / 2
 
 
+HALTING = -0.6
+"""The bias of heads, with which some positions halt early and others late."""
+
 Made = tuple[tp.AdaptiveBlock, tuple[Any, ...]]
 
 
@@ -147,7 +150,7 @@ def tokens() -> Made:
 
 
 def tokens_an_example() -> Made:
-    return tp.AdaptiveBlock(tanh(6), Pooled(6, (1,)), max_steps=4), (uniform(5, 3, 6),)
+    return tp.AdaptiveBlock(tanh(6), Pooled(6, (1,)), max_steps=4), (varied(5, 3, 6),)
 
 
 def pixels() -> Made:
@@ -156,7 +159,7 @@ def pixels() -> Made:
 
 
 def pixels_an_example() -> Made:
-    return tp.AdaptiveBlock(conv(3), Pooled(3, (2, 3)), max_steps=4), (uniform(6, 3, 5, 4, size=3.0),)
+    return tp.AdaptiveBlock(conv(3), Pooled(3, (2, 3)), max_steps=4), (2 * varied(9, 3, 3, 2, seed=4),)
 
 
 def residual() -> Made:
@@ -235,7 +238,7 @@ MAKERS: list[Callable[[], Made]] = [
 
 def in_mode(make: Callable[[], Made], name: str) -> Fields:
     block, inputs = make()
-    fill(block, halting=-0.3)
+    fill(block, halting=HALTING)
     mode = MODES[name]
     fields = learn(block, inputs, mode) | evaluate(block, inputs, mode)
     return fields | (flops(block, inputs, mode) if name != "discrete" else {})
@@ -244,7 +247,7 @@ def in_mode(make: Callable[[], Made], name: str) -> Fields:
 def settings() -> Fields:
     """Modes with settings of their own, and with generators; the mode given in the call."""
     block, inputs = shared()
-    fill(block, halting=-0.3)
+    fill(block, halting=HALTING)
     fields: Fields = {}
     for name, mode in {
         "temperature": tp.Relaxed(temperature=0.4, clip=0.2),

@@ -54,6 +54,12 @@ def uniform(*shape: int, seed: int = 0, size: float = 1.7) -> Tensor:
     return (2 * torch.rand(shape, generator=generator) - 1) * size
 
 
+def varied(*shape: int, seed: int = 0) -> Tensor:
+    """Draw examples of unlike contrast and brightness, so that one halts early and another late."""
+    along = torch.arange(shape[0]).view(-1, *[1] * (len(shape) - 1)) / (shape[0] - 1)
+    return uniform(*shape, seed=seed) * (0.25 + 1.5 * along) + (along - 0.5) * 2
+
+
 @torch.no_grad()
 def fill(model: M, seed: int = 0, halting: float | None = 0.0) -> M:
     """Give a model weights that depend on their names only, and the biases of its heads this value."""
@@ -71,10 +77,10 @@ def fill(model: M, seed: int = 0, halting: float | None = 0.0) -> M:
             key = zlib.crc32(f"{seed} {path}".encode())
             module.running_mean.copy_(uniform(module.num_features, seed=key, size=0.3))
             module.running_var.copy_(uniform(module.num_features, seed=key + 1, size=0.3) + 1)
-        if isinstance(module, tp.AdaptiveBlock) and halting is not None:
-            for head in module.halting.modules():
-                if isinstance(head, nn.Linear | nn.Conv2d) and head.bias is not None:
-                    head.bias.fill_(halting)
+    blocks = [module for module in model.modules() if isinstance(module, tp.AdaptiveBlock)]
+    for head in (head for block in blocks for head in block.halting.modules()):
+        if isinstance(head, nn.Linear | nn.Conv2d) and head.bias is not None and halting is not None:
+            head.bias.fill_(halting)
     return model
 
 
@@ -129,11 +135,11 @@ def objective(nll: Tensor, ponders: Any, tau: Any) -> Fields:
         baseline = tp.EMABaseline(decay=0.9)
         baseline(torch.tensor([-1.0, -2.0]))  # else it starts from 0
         loss = tp.reinforce_loss(nll, ponders, tau, baseline)
-        fields: Fields = {"learn.baseline": baseline(torch.zeros(1))}
+        fields = flat("learn", {"baseline": baseline(torch.zeros(1)), "map": tp.map_loss(nll, ponders, tau)})
     else:
         loss, fields = tp.map_loss(nll, ponders, tau), {}
     loss.backward()
-    return {"learn.loss": loss.detach(), "learn.map": tp.map_loss(nll, ponders, tau).detach()} | fields
+    return {"learn.loss": loss.detach()} | fields
 
 
 def learn(

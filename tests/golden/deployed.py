@@ -9,9 +9,9 @@ from torch import Tensor, nn
 
 import torchpact as tp
 from tests.golden.blocks import Pooled, mlp, tanh
-from tests.golden.common import Case, fill, flat, uniform
+from tests.golden.common import Case, fill, flat, varied
 from tests.golden.digest import Fields
-from tests.golden.networks import bottlenecks, images, resnet
+from tests.golden.networks import bottlenecks, images, images_for, resnet
 
 MODE = tp.Thresholded(0.4)
 
@@ -56,23 +56,23 @@ class Maps(nn.Module):
 
 
 def own() -> tuple[nn.Module, Tensor]:
-    return fill(Own(), halting=-0.4), uniform(6, 5, 4)
+    return fill(Own(), halting=-0.4), varied(6, 5, 4)
 
 
 def maps() -> tuple[nn.Module, Tensor]:
-    return fill(Maps()), images()
+    return fill(Maps(), seed=1, halting=-4.0), images()
 
 
 def one_block() -> tuple[nn.Module, Tensor]:
-    return units(), uniform(3, 16, 9, 8)
+    return units(), varied(3, 16, 9, 8)
 
 
 def bottleneck_block() -> tuple[nn.Module, Tensor]:
-    return bottlenecks(), uniform(3, 16, 9, 8)
+    return bottlenecks(), varied(3, 16, 9, 8)
 
 
 def network(config: str) -> tuple[nn.Module, Tensor]:
-    return resnet(config), images()
+    return resnet(config), images_for(config)
 
 
 def decisions(name: str, ponders: Any) -> Fields:

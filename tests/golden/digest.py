@@ -19,8 +19,10 @@ GOLDEN = Path(__file__).with_name("golden.json")
 
 RTOL = 2e-5
 """Of the size of a tensor's entries: another processor adds up in another order, in single precision."""
+OF_GRADIENTS = 1e-4, 5e-6
+"""Of gradients both, which are sums that nearly cancel: REINFORCE's of a bias, 0.0033, moved by 1e-6."""
 ATOL = 1e-7
-SAMPLES, SAMPLES_OF_PONDERS = 8, 4
+SAMPLES, SAMPLES_OF_PONDERS = 6, 4
 MANY = "learn.grad", "learn.state"
 """Groups of fields of which little is kept, and names are written once: the sum, and that of magnitudes."""
 
@@ -122,7 +124,7 @@ def _differences(expected: Digest, found: Digest) -> Iterator[tuple[str, Any, An
     if len(expected) == len(found) == 2 and expected[0] != "value" != found[0]:
         size = max(abs(each) for each in expected)
         for name, old, new in zip(("sum", "sum of magnitudes"), expected, found, strict=True):
-            if not _close(old, new, size):
+            if not _close(old, new, size, *OF_GRADIENTS):
                 yield name, old, new
         return
     names = ["dtype", "shape", "sum", "checksum"]
@@ -158,22 +160,22 @@ def _rms(expected: Digest) -> float:
     return math.sqrt(float(expected[3]) / max(math.prod(expected[1]), 1))
 
 
-def _close(a: float | str, b: float | str, size: float) -> bool:
+def _close(a: float | str, b: float | str, size: float, rtol: float = RTOL, atol: float = ATOL) -> bool:
     if isinstance(a, str) or isinstance(b, str):
         return a == b
-    return abs(a - b) <= ATOL + RTOL * max(size, abs(a))
+    return abs(a - b) <= atol + rtol * max(size, abs(a))
 
 
 def _places(count: int, samples: int) -> list[int]:
     """Return which entries are kept: spread over the tensor, out of step with its rows."""
     if count <= samples:
         return [*range(count)]
-    return sorted({(i * count // samples + 3 * i) % count for i in range(samples)})
+    return [i * count // samples + 3 * i % (count // samples) for i in range(samples)]
 
 
 def _short(x: float) -> float | str:
-    """Eight digits, more than are compared; JSON has no infinity."""
-    return float(f"{x:.8g}") if math.isfinite(x) else str(x)
+    """Seven digits, more than are compared; JSON has no infinity."""
+    return float(f"{x:.7g}") if math.isfinite(x) else str(x)
 
 
 def _compact(value: Any) -> str:

@@ -34,7 +34,7 @@ LENGTHS = [4, 1, 5, 2]
 
 def rnn(cell: str = "lstm", inputs: int = 3, seed: int = 0, **options: Any) -> tp.AdaptiveRNN:
     layer = tp.AdaptiveRNN(CELLS[cell](inputs + 1, 6), 4, batch_first=True, **options)
-    return fill(layer, seed, halting=-0.4)
+    return fill(layer, seed, halting=-0.8)
 
 
 def initial(cell: str) -> Any:
@@ -85,7 +85,7 @@ def not_compact(cell: str, name: str) -> Fields:
 
 
 def time_first(name: str) -> Fields:
-    layer = fill(tp.AdaptiveRNN(nn.GRUCell(4, 6), 4), halting=-0.4)
+    layer = fill(tp.AdaptiveRNN(nn.GRUCell(4, 6), 4), halting=-0.8)
     return run(layer, (uniform(5, 4, 3),), name)
 
 
@@ -124,7 +124,7 @@ def sequence_net(kind: str) -> tuple[tp.models.SequenceNet, Tensor]:
     x = uniform(4, 5, 3)
     if config.symbols:
         x = torch.randint(7, (4, 5), generator=torch.Generator().manual_seed(0))
-    return fill(tp.models.SequenceNet(config), halting=-0.4), x
+    return fill(tp.models.SequenceNet(config), halting=-1.2), x
 
 
 def sequences(kind: str, name: str) -> Fields:

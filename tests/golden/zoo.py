@@ -3,14 +3,20 @@
 from functools import partial
 
 import torch
+from torch import Tensor
 
 import torchpact as tp
 from tests.golden.common import Case, flat, uniform
 from tests.golden.digest import Fields
 
 
+def images() -> Tensor:
+    """Two images of noise, and two of coloured squares."""
+    squares = uniform(2, 3, 8, 8, seed=12).repeat_interleave(4, 2).repeat_interleave(4, 3)
+    return torch.cat([uniform(2, 3, 32, 32, seed=11), squares])
+
+
 def network(name: str) -> Fields:
-    images = uniform(4, 3, 32, 32, seed=11)
     fields: Fields = {}
     model = tp.models.zoo.load(name)
     for mode in (None, "thresholded") if model.config.adaptive else (None,):
@@ -19,10 +25,10 @@ def network(name: str) -> Fields:
         key = mode or "own"
         torch.manual_seed(1)
         with torch.no_grad():
-            logits, ponders = model(images)
+            logits, ponders = model(images())
         fields |= flat(f"{key}.logits", logits) | flat(f"{key}.steps", [ponder.steps for ponder in ponders])
         torch.manual_seed(1)
-        count = tp.count_flops(model, images)
+        count = tp.count_flops(model, images())
         fields |= {f"{key}.flops": count.total, f"{key}.blocks": count.blocks, f"{key}.rest": count.rest}
     return fields
 
