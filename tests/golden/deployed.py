@@ -41,6 +41,21 @@ class Own(nn.Module):
         return self.answer(u.mean(1)), ponders
 
 
+class Large(nn.Module):
+    """Blocks that most examples, and tokens, leave early, of steps so large that compact is the fastest."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        steps = nn.Sequential(nn.Linear(64, 256), nn.Tanh(), nn.Linear(256, 64), nn.Tanh())
+        self.tokens = tp.AdaptiveBlock(steps, nn.Linear(64, 1), max_steps=12)
+        self.examples = tp.AdaptiveBlock(tanh(64), Pooled(64, (1,)), max_steps=12)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, list[tp.Ponder]]:
+        u, ponder = self.tokens(x)
+        u, other = self.examples(u)
+        return u, [ponder, other]
+
+
 class Maps(nn.Module):
     """A network of one's own whose block is made of units."""
 
@@ -57,6 +72,12 @@ class Maps(nn.Module):
 
 def own() -> tuple[nn.Module, Tensor]:
     return fill(Own(), halting=-0.4), varied(6, 5, 4)
+
+
+def large() -> tuple[nn.Module, Tensor]:
+    model = fill(Large(), halting=0.5)
+    fill(model.examples, seed=1, halting=-0.4)
+    return model, varied(12, 64, 64)
 
 
 def maps() -> tuple[nn.Module, Tensor]:
@@ -87,7 +108,7 @@ def decisions(name: str, ponders: Any) -> Fields:
 def deployed(make: Callable[[], tuple[nn.Module, Tensor]], engine: str, details: bool | None) -> Fields:
     model, x = make()
     # as a whole, a network of one's own may be faster as it is, which is the same but must be allowed
-    among = ["dense", engine] if isinstance(model, Own | Maps) else [engine]
+    among = ["dense", engine] if isinstance(model, Own | Large | Maps) else [engine]
     fast = tp.deploy(model.eval(), x, mode=MODE, engines=among, details=details)
     other = torch.cat([x[1:], x]) / 2
     output, ponders = fast(x)
@@ -101,16 +122,16 @@ def deployed(make: Callable[[], tuple[nn.Module, Tensor]], engine: str, details:
 NETWORKS = ("pixel", "image", "group4", "norm", "image-norm", "deep", "plain")
 MAKERS: dict[str, Callable[[], tuple[nn.Module, Tensor]]]
 MAKERS = {f"resnet-{config}": partial(network, config) for config in NETWORKS}
-MAKERS |= {"units": one_block, "bottlenecks": bottleneck_block, "maps": maps, "own": own}
+MAKERS |= {"units": one_block, "bottlenecks": bottleneck_block, "maps": maps, "own": own, "large": large}
 
 
 def fits(engine: str, name: str) -> bool:
     """Whether an engine runs a network, or a block of it."""
     if engine == "compact":
-        return name in ("resnet-image", "resnet-image-norm", "own")
+        return name in ("resnet-image", "resnet-image-norm", "own", "large")
     if engine == "sparse":
-        return not name.endswith(("image", "norm", "plain", "group4", "own"))
-    return engine == "dense" or name != "own"
+        return not name.endswith(("image", "norm", "plain", "group4", "own", "large"))
+    return engine == "dense" or name not in ("own", "large")
 
 
 CASES = [

@@ -151,7 +151,9 @@ def parts() -> Fields:
         fields[f"head.group.{norm}"] = fill(tp.models.HaltingHead(16, group=4, norm=norm)).eval()(maps)
         with torch.no_grad():
             fields[f"head.pixel.{norm}.run"] = pixel(x)
-    return fields
+    state = uniform(3, 8), uniform(3, 8, seed=1)
+    fields["recurrent"] = fill(tp.models.HaltingUnit(8))(state)
+    return fields | {"never": tp.models.never_halt(state)}
 
 
 def bottlenecks(per: str = "pixel") -> tp.AdaptiveBlock:
