@@ -52,6 +52,7 @@ def call_args(inputs: Any, kwargs: Mapping[str, Any] | None = None) -> CallArgs:
     Example:
         >>> call_args({"x": 1}), call_args((1, 2)).args, call_args(3).args
         (CallArgs(args=(), kwargs={'x': 1}), (1, 2), (3,))
+
     """
     if kwargs is not None and not isinstance(kwargs, Mapping):
         raise TypeError(f"expected kwargs to be a dictionary, got {type(kwargs).__name__}")

@@ -178,7 +178,7 @@ class ACT(Mode):
 
 
 class NeverHalt(Mode):
-    """No position halts, whatever heads say: every step runs, and every head is asked. For measuring costs."""
+    """No position halts, whatever heads say: every step runs and every head is asked, to measure costs."""
 
     hard: ClassVar[bool] = True
 

@@ -1,4 +1,4 @@
-"""What the adaptive parts of a network cost in a run: asked of their specs, metered where these do not tell."""
+"""What the adaptive parts of a network cost in a run: asked of their specs, or else metered."""
 
 from typing import NamedTuple
 
@@ -37,6 +37,7 @@ def block_costs(net: nn.Module, given: CallArgs) -> tuple[dict[str, BlockCost], 
     Raises:
         TypeError: One adaptive part is within another.
         ValueError: A part does not decide for the examples of the batch, or is not always called as often.
+
     """
     found, batch = adaptive_parts(net), batch_size(net, given)
     prices, rest = metered_prices(net, found, given if batch else given.map(with_one_example))
@@ -72,14 +73,14 @@ def call_cost(spec: BlockSpec, call: Call, prices: Prices, batch: int) -> BlockC
         raise TypeError(f"expected {title(spec.name)} to return what it did, got no Ponder")
     steps = call.ponder.steps
     per_row = spec.batch_dim == 0 and batch
-    if (len(steps) % batch if per_row else len(steps) != batch):
+    if len(steps) % batch if per_row else len(steps) != batch:
         raise ValueError(
             f"expected {title(spec.name)} to decide for {batch} examples, the first dimension of what the "
             f"network is given; got {len(steps)}"
         )
     if len(prices.steps) % spec.max_steps:
         raise TypeError(
-            f"expected {title(spec.name)} to run {spec.max_steps} steps, got {len(prices.steps)} calls of them"
+            f"expected {title(spec.name)} to run {spec.max_steps} steps, got {len(prices.steps)} calls"
         )
     if call.ponder.weights is not None:  # padding costs nothing
         steps = torch.where(call.ponder.weights > 0, steps, 0)

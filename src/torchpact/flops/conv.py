@@ -26,6 +26,7 @@ def conv_block_flops(spec: BlockSpec, steps: Tensor, height: int, width: int) ->
 
     Raises:
         ValueError: The positions do not tile maps of this size.
+
     """
     units, heads = spec.conv_units, spec.conv_heads
     assert units is not None
@@ -53,7 +54,7 @@ def plain_conv_flops(spec: BlockSpec, height: int, width: int) -> int:
 
 
 def unit_prices(unit: ConvUnit) -> tuple[int, int]:
-    """Return the FLOPs of a unit at one position of its output: those that neighbours need, too, and the others.
+    """Return the FLOPs of a unit at one position of its output: those that neighbours need, and the others.
 
     The first convolution of a bottleneck that halves the map runs at all pixels of what it is given.
     """

@@ -69,8 +69,8 @@ def count_flops(model: nn.Module, inputs: Any, *, kwargs: Mapping[str, Any] | No
 
     Args:
         model: Any network.
-        inputs: What it is called with: a mapping by name, a tuple by position, or the only argument; the first
-            dimension of the first tensor is the batch.
+        inputs: What it is called with: a mapping by name, a tuple by position, or the only argument; the
+            first dimension of the first tensor is the batch.
         kwargs: Keyword arguments besides.
 
     Returns:
@@ -91,6 +91,7 @@ def count_flops(model: nn.Module, inputs: Any, *, kwargs: Mapping[str, Any] | No
         >>> _ = nn.init.eye_(step.weight), nn.init.ones_(step.bias)  # it counts
         >>> count_flops(block, torch.tensor([[-2.5], [-0.5]]).expand(2, 8)).total // (2 * 8 * 8)
         tensor([3, 1])
+
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"expected an nn.Module, got a {type(model).__name__}")
@@ -139,6 +140,7 @@ def flops_from_ponders(model: nn.Module, ponders: Sequence[Ponder], image_shape:
         >>> count = flops_from_ponders(model, ponders, images.shape)
         >>> count.blocks, count.rest
         (tensor([[9732128, 7225408, 7151744]]), 886016)
+
     """
     net = _network(model)
     if len(image_shape) != 4:
@@ -166,6 +168,7 @@ def max_flops(model: nn.Module, image_shape: Sequence[int] | None = None) -> int
         >>> from torchpact.models import psact_resnet32, resnet32
         >>> max_flops(resnet32()), max_flops(psact_resnet32())
         (137725184, 139790464)
+
     """
     net = _network(model)
     height, width = (net.image_size, net.image_size) if image_shape is None else image_shape[-2:]

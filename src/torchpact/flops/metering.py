@@ -39,6 +39,7 @@ def metered_prices(
 
     Raises:
         TypeError: One part is within another.
+
     """
     prices: dict[str, list[Prices]] = {name: [] for name in found}
     counter = FlopCounterMode(display=False)

@@ -14,5 +14,6 @@ def step_flops(step: StepSpec, active: Tensor, shape: Sequence[int]) -> Tensor |
         step: What the step is.
         active: Which positions run it, of the shape of the decisions.
         shape: That of its output.
+
     """
     return None

@@ -51,6 +51,7 @@ def captured(found: Mapping[str, nn.Module], keep: bool = False) -> Iterator[dic
     Args:
         found: The parts by name.
         keep: Whether inputs and outputs are kept; otherwise only the shapes of outputs are.
+
     """
     calls: dict[str, list[Call]] = {name: [] for name in found}
     handles = []

@@ -36,6 +36,7 @@ def register_step(kind: type[nn.Module]) -> Callable[[F], F]:
         ...     return Opaque(step, "nothing is known of it but that it doubles")
         >>> step_spec(Twice()).reason
         'nothing is known of it but that it doubles'
+
     """
     return _registered(_STEPS, kind)
 
@@ -78,7 +79,9 @@ def head_spec(head: nn.Module) -> HeadSpec:
 def _asked(table: dict[Any, Any], module: nn.Module) -> Any:
     """Return the spec of a module; of one that is watched or changed only that it can be called."""
     held = unwrapped(module)
-    provider = table.get(type(held)) or (table.get(held) if callable(held) and not isinstance(held, nn.Module) else None)
+    provider = table.get(type(held)) or (
+        table.get(held) if callable(held) and not isinstance(held, nn.Module) else None
+    )
     if provider is None:
         return Opaque(module)
     if is_watched(*module.modules()):
@@ -113,6 +116,7 @@ def block_spec(block: nn.Module, name: str = "") -> BlockSpec:
         >>> spec = block_spec(block)
         >>> spec.max_steps, spec.shared, len(spec.heads)
         (3, True, 2)
+
     """
     if type(block) in _BLOCKS:
         return _BLOCKS[type(block)](block)
