@@ -27,6 +27,7 @@ from torchpact.flops.blocks import BlockCost, block_costs
 from torchpact.flops.count import uncompiled
 from torchpact.specs import BlockSpec, block_spec, network_spec
 from torchpact.specs.call_capture import Call, adaptive_parts, captured
+from torchpact.specs.providers import is_watched
 
 
 def deploy(
@@ -107,7 +108,8 @@ def deploy(
         if network is None:
             ponders = {name: [call.ponder for call in calls[name]] for name in specs}
             best, seconds, fast.channels_last = as_copy(own, given, patches, ponders, names, notes)
-            fast.run_by(patches.get(own, own))
+            # the forward of a root with hooks is called by the module, which runs them
+            fast.run_by(own if is_watched(own) else patches.get(own, own))
         else:
             runners = {name: choice and choice.runner for name, choice in choices.items()}
             best, seconds, runner = as_sequence(network, first, runners, names, notes)

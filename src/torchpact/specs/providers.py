@@ -147,4 +147,7 @@ def network_spec(net: nn.Module) -> NetworkSpec | None:
     provider = _NETWORKS.get(type(net))
     if provider is None or "forward" in vars(net) or is_watched(net, *net.children()):
         return None
-    return provider(net)
+    try:
+        return provider(net)
+    except (TypeError, ValueError):  # layers that are not as its class makes them
+        return None
