@@ -7,9 +7,11 @@ On a GPU             graphs: blocks run in CUDA graphs, one for each size of the
 Any block            CompactBlock: halted examples leave the batch
 """
 
+from torchpact.engines.attention import rows  # noqa: F401 (registers how attention skips halted tokens)
 from torchpact.engines.block_spec import FoldedBlock, Runner, Unsupported
 from torchpact.engines.deployed import Deployed, DeployedBlock
 from torchpact.engines.deployment import deploy
+from torchpact.engines.generic import positionwise  # noqa: F401 (likewise of residual steps by position)
 from torchpact.engines.generic.compact import CompactBlock
 from torchpact.engines.own import DeployedNetwork
 from torchpact.engines.registry import ENGINES, NETWORK_ENGINES

@@ -12,7 +12,6 @@ from torch import nn
 from torchpact.checks import one_line
 from torchpact.core.block import AdaptiveBlock
 from torchpact.core.modes import Mode
-from torchpact.core.residual import Residual
 from torchpact.core.state import parts
 from torchpact.engines.autotune import deploy_block, running, sizes_of
 from torchpact.engines.block_spec import Unsupported
@@ -34,6 +33,7 @@ from torchpact.engines.validation import is_changed
 from torchpact.flops.call_capture import Call, Given, Inputs, adaptive_parts, leading, recorded
 from torchpact.flops.metering import Spent, metered, says_its_cost
 from torchpact.nn.conv_units import Bottleneck, ResidualUnit
+from torchpact.nn.residual import Residual
 
 
 class DeployedNetwork(Fixed):

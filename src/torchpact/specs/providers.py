@@ -36,6 +36,7 @@ def register_step(kind: type[nn.Module]) -> Callable[[F], F]:
         ...     return Opaque(step, "nothing is known of it but that it doubles")
         >>> step_spec(Twice()).reason
         'nothing is known of it but that it doubles'
+
     """
     return _registered(_STEPS, kind)
 
@@ -63,9 +64,19 @@ def _registered(table: dict[Any, Any], kind: Any) -> Callable[[F], F]:
     return register
 
 
-def step_spec(step: nn.Module) -> StepSpec:
-    """Return what a step is, as far as is known."""
-    spec: StepSpec = _asked(_STEPS, step)
+def step_spec(step: nn.Module, *, hooks: bool = False) -> StepSpec:
+    """Return what a step is, as far as is known.
+
+    Args:
+        step: A step of a block.
+        hooks: Whether forward hooks of the step, or in it, do not matter: for callers that price the step, or
+            run it by calling it.
+
+    Returns:
+        A spec, :class:`Opaque` if no more is known than that the step can be called.
+
+    """
+    spec: StepSpec = _asked(_STEPS, step, hooks)
     return spec
 
 
@@ -75,13 +86,15 @@ def head_spec(head: nn.Module) -> HeadSpec:
     return spec
 
 
-def _asked(table: dict[Any, Any], module: nn.Module) -> Any:
+def _asked(table: dict[Any, Any], module: nn.Module, hooks: bool = False) -> Any:
     """Return the spec of a module; of one that is watched or changed only that it can be called."""
     held = unwrapped(module)
-    provider = table.get(type(held)) or (table.get(held) if callable(held) and not isinstance(held, nn.Module) else None)
+    provider = table.get(type(held)) or (
+        table.get(held) if callable(held) and not isinstance(held, nn.Module) else None
+    )
     if provider is None:
         return Opaque(module)
-    if is_watched(*module.modules()):
+    if not hooks and is_watched(*module.modules()):
         return Opaque(module, "expected units and heads without forward hooks, which engines would not run")
     if any("forward" in vars(each) for each in module.modules()):
         return Opaque(
@@ -113,6 +126,7 @@ def block_spec(block: nn.Module, name: str = "") -> BlockSpec:
         >>> spec = block_spec(block)
         >>> spec.max_steps, spec.shared, len(spec.heads)
         (3, True, 2)
+
     """
     if type(block) in _BLOCKS:
         return _BLOCKS[type(block)](block)
