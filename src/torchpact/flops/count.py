@@ -64,7 +64,8 @@ def count_flops(model: nn.Module, inputs: Any, *, kwargs: Mapping[str, Any] | No
 
     Of other adaptive blocks every step and head is metered where nobody halts, and charged for the share of
     an example's positions that ran it; what a step needs of positions that have halted comes besides, and is
-    not known, unless a method ``flops_where`` says so, as :class:`~torchpact.models.TransformerUnit` has. Of
+    not known, unless a price is registered (``torchpact.specs.register_price``), or the step is a
+    :class:`~torchpact.models.TransformerUnit`. Of
     recurrent layers every time step is charged for its iterations. Everything else is the same for all
     examples. ``inputs`` is what the model is called with, a tuple being several arguments, and ``kwargs``
     what it is given by name; the first dimension of the first tensor is the batch. While it counts, nobody

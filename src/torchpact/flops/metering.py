@@ -12,6 +12,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from torchpact.core.block import AdaptiveBlock
+from torchpact.flops.attention import attention_flops
 from torchpact.flops.call_capture import (
     Call,
     Given,
@@ -28,6 +29,7 @@ from torchpact.flops.call_capture import (
 from torchpact.flops.conv import block_flops, plain_flops
 from torchpact.nn.conv_units import Bottleneck, HaltingHead, ResidualUnit, join_patches, join_ponder
 from torchpact.nn.rnn import AdaptiveRNN
+from torchpact.specs import AttentionLayer, price_of, step_spec
 
 
 class Spent(NamedTuple):
@@ -53,7 +55,7 @@ def metered(net: nn.Module, given: Given) -> tuple[dict[str, Spent], int]:
     """Return what each block and recurrent layer cost in a run, and what all else costs an example.
 
     The network is in evaluation, without gradients. A block of residual units is charged as
-    :func:`torchpact.flops.count.flops_from_ponders` does; a step with a method ``flops_where`` as that says,
+    :func:`torchpact.flops.count.flops_from_ponders` does; a step with a registered price as that says,
     which is told who runs it; others for the share of positions that ran a step.
     """
     found, batch = adaptive_parts(net), batch_of(net, given)
@@ -209,22 +211,19 @@ def _spent(part: Part, call: Call, prices: _Prices, batch: int, name: str) -> tu
 
 
 def says_its_cost(step: Any) -> bool:
-    """Whether a step has a method ``flops_where``; who changes what a class does must say that anew."""
-    kinds = type(step).__mro__
-    said = next((kind for kind in kinds if "flops_where" in vars(kind)), None)
-    does = next(kind for kind in kinds if "forward" in vars(kind))
-    return said is not None and issubclass(said, does)
+    """Whether more is known of what a step costs than its share of all positions."""
+    return price_of(step) is not None or isinstance(step_spec(step, hooks=True), AttentionLayer)
 
 
 def _said(part: Part, index: int, call: Call) -> Tensor | None:
-    """Return what a step says that it costs each row, if it does, given which positions ran it."""
+    """Return what a step costs each row, given which positions ran it, if that is known."""
     if isinstance(part, AdaptiveRNN):
         return None
-    step: Any = part.step_at(index)
-    if not says_its_cost(step):
-        return None
-    said: Tensor = step.flops_where(call.ponder.steps > index, call.output.shape)
-    return said
+    step, active, shape = part.step_at(index), call.ponder.steps > index, call.output.shape
+    price, spec = price_of(step), step_spec(step, hooks=True)
+    if price is not None:
+        return price(active, shape)
+    return attention_flops(spec, active, shape[1]) if isinstance(spec, AttentionLayer) else None
 
 
 def _units(block: AdaptiveBlock) -> Any:
