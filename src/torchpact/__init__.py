@@ -20,11 +20,11 @@ from torchpact.core.objective import map_loss, ponder_loss, reinforce_loss
 from torchpact.core.overrides import use_mode, use_thresholds
 from torchpact.core.ponder import Ponder
 from torchpact.core.priors import TruncatedGeometric
-from torchpact.core.residual import Residual
 from torchpact.core.thresholds import Thresholds
 from torchpact.engines import deploy
 from torchpact.flops.count import count_flops
 from torchpact.models import AdaptiveRNN
+from torchpact.nn.residual import Residual
 
 __version__ = "0.1.0"
 

@@ -67,7 +67,7 @@ def choose(
     seconds = interleaved(calls)
     best = min(among, key=seconds.__getitem__)
     skips = any(name not in ("dense", "compiled") for name in among)
-    return Choice(best, seconds, None if isinstance(runners[best], Reference) else runners[best], skips)
+    return Choice(best, seconds, None if type(runners[best]) is Reference else runners[best], skips)
 
 
 def plain_runner(spec: BlockSpec, ponders: Sequence[Ponder | None] = ()) -> Runner:
@@ -113,13 +113,18 @@ def built(
                 runner(first_tensor(call))  # which it may refuse
             else:
                 runner.tune(call.args[0], CallArgs(call.args[1:], call.kwargs))
-        except Unsupported as reason:
-            notes[str(reason)] = None
+        except Unsupported as problem:
+            notes[_named(name, str(problem))] = None
         except Exception as error:  # whatever a user's steps make of a trial
-            notes[f"{name}: {one_line(error)}"] = None
+            notes[_named(name, one_line(error))] = None
         else:
             made[name] = runner
     return made
+
+
+def _named(engine: str, reason: str) -> str:
+    """Return why an engine cannot run something, beginning with its name."""
+    return reason if reason.startswith(f"{engine}: ") else f"{engine}: {reason}"
 
 
 def _timed(

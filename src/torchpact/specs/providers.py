@@ -64,9 +64,19 @@ def _registered(table: dict[Any, Any], kind: Any) -> Callable[[F], F]:
     return register
 
 
-def step_spec(step: nn.Module) -> StepSpec:
-    """Return what a step is, as far as is known."""
-    spec: StepSpec = _asked(_STEPS, step)
+def step_spec(step: nn.Module, *, hooks: bool = False) -> StepSpec:
+    """Return what a step is, as far as is known.
+
+    Args:
+        step: A step of a block.
+        hooks: Whether forward hooks of the step, or in it, do not matter: for callers that price the step, or
+            run it by calling it.
+
+    Returns:
+        A spec, :class:`Opaque` if no more is known than that the step can be called.
+
+    """
+    spec: StepSpec = _asked(_STEPS, step, hooks)
     return spec
 
 
@@ -76,7 +86,7 @@ def head_spec(head: nn.Module) -> HeadSpec:
     return spec
 
 
-def _asked(table: dict[Any, Any], module: nn.Module) -> Any:
+def _asked(table: dict[Any, Any], module: nn.Module, hooks: bool = False) -> Any:
     """Return the spec of a module; of one that is watched or changed only that it can be called."""
     held = unwrapped(module)
     provider = table.get(type(held)) or (
@@ -84,7 +94,7 @@ def _asked(table: dict[Any, Any], module: nn.Module) -> Any:
     )
     if provider is None:
         return Opaque(module)
-    if is_watched(*module.modules()):
+    if not hooks and is_watched(*module.modules()):
         return Opaque(module, "expected units and heads without forward hooks, which engines would not run")
     if any("forward" in vars(each) for each in module.modules()):
         return Opaque(
