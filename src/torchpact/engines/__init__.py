@@ -13,10 +13,20 @@ from torchpact.engines.generic import positionwise  # noqa: F401 (likewise of re
 from torchpact.engines.generic.compact import Compact
 from torchpact.engines.generic.dense import Dense
 from torchpact.engines.generic.rows import RowsEngine
+from torchpact.engines.recurrent.compact import CompactRecurrent
+from torchpact.engines.recurrent.gpu import GPURecurrent
+from torchpact.engines.recurrent.native import NativeRecurrent
 from torchpact.engines.registry import ENGINES, register_engine
 from torchpact.engines.report import Report
 
-for _engine in (Dense(), Compact(), RowsEngine()):
+for _engine in (
+    Dense(),
+    Compact(),
+    RowsEngine(),
+    NativeRecurrent(),
+    GPURecurrent(),
+    CompactRecurrent(),
+):
     register_engine(_engine)
 
 __all__ = [

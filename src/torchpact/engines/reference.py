@@ -32,16 +32,13 @@ class Reference(Runner):
 
     def __call__(
         self, u: State, context: CallArgs = NO_CONTEXT, bounds: Bounds = None
-    ) -> tuple[Any, Ponder | None]:
-        """Run the part; of a recurrent layer the output is a tuple of outputs and final state."""
+    ) -> Any:
+        """Return what the part returns."""
         told = dict(context.kwargs)
         if bounds is not None:
             told["thresholds"] = Thresholds([bounds])
         returned = self.forward(u, *context.args, **told)
-        if not self.adaptive:
-            return returned, None
-        *output, ponder = returned
-        return (output[0] if len(output) == 1 else tuple(output)), ponder
+        return returned if self.adaptive else (returned, None)
 
     def accepts(self, u: State, context: CallArgs) -> bool:
         """Any call that the part takes."""
@@ -63,7 +60,7 @@ class AllSteps(Runner):
 
     def __call__(
         self, u: State, context: CallArgs = NO_CONTEXT, bounds: Bounds = None
-    ) -> tuple[Any, Ponder | None]:
+    ) -> Any:
         """Return the last state, and what an adaptive run did."""
         self.turn += 1
         ponder = self.ponders[self.turn % len(self.ponders) - 1]

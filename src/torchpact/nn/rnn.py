@@ -298,4 +298,5 @@ class AdaptiveRNN(nn.Module):
 @register_block(AdaptiveRNN)
 def _spec(rnn: AdaptiveRNN) -> BlockSpec:
     """Return what a time step is; the module is the layer, whose call differs from that of a block."""
-    return replace(block_spec(rnn.block), module=rnn, shared=True)
+    spec, batch_dim = block_spec(rnn.block), 0 if rnn.batch_first else 1
+    return replace(spec, module=rnn, shared=True, batch_dim=batch_dim, recurrent=True)
