@@ -18,6 +18,7 @@ def step_flops(step: StepSpec, active: Tensor, shape: Sequence[int]) -> Tensor |
 
     Returns:
         Integers of shape (batch,), or None.
+
     """
     if isinstance(step, AttentionLayer):
         return attention_flops(step, active, shape[1])

@@ -76,6 +76,7 @@ def step_spec(step: nn.Module, name: str = "it", *, hooks: bool = False) -> Step
 
     Returns:
         A spec, :class:`Opaque` if no more is known than that the step can be called.
+
     """
     spec: StepSpec = _asked(_STEPS, step, name, hooks)
     return spec
