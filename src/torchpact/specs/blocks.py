@@ -35,6 +35,10 @@ class BlockSpec:
     """Whether all iterations share their step."""
     name: str = ""
     price: float = 1.0
+    batch_dim: int = 0
+    """The dimension of the input that is the batch."""
+    recurrent: bool = False
+    """Whether it is a recurrent layer, each of whose time steps is a block."""
 
     @property
     def max_steps(self) -> int:

@@ -147,7 +147,7 @@ def block_spec(block: nn.Module, name: str = "") -> BlockSpec:
     )
 
 
-def has_block_provider(module: nn.Module) -> bool:
+def is_block(module: nn.Module) -> bool:
     """Whether a module is an adaptive part of a network: a block, or of a class that has a provider."""
     return isinstance(module, AdaptiveBlock) or type(module) in _BLOCKS
 
@@ -157,4 +157,7 @@ def network_spec(net: nn.Module) -> NetworkSpec | None:
     provider = _NETWORKS.get(type(net))
     if provider is None or "forward" in vars(net) or is_watched(net, *net.children()):
         return None
-    return provider(net)
+    try:
+        return provider(net)
+    except (TypeError, ValueError):  # layers that are not as its class makes them
+        return None
