@@ -1,7 +1,8 @@
 """What a step, a head, a block and a network are, for whatever executes or prices them.
 
 Specs are data: frozen records of tensors and settings in the field's terms. Networks produce them through
-providers (:func:`register_step` and the like); engines and FLOPs read only them, never the classes of networks.
+providers (:func:`register_step` and the like); engines and FLOPs read only them, never the classes of
+networks.
 
 Steps      ConvUnit, AttentionLayer, RecurrentCell, Opaque
 Heads      ConvHead, LinearHead, NeverHead, Opaque

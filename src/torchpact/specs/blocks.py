@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torchpact.core.block import AdaptiveBlock
 from torchpact.core.modes import Mode, Thresholded
 from torchpact.specs.heads import ConvHead, HeadSpec
-from torchpact.specs.steps import Conv, ConvUnit, Norm, Opaque, StepSpec
+from torchpact.specs.steps import Conv, ConvUnit, Norm, Opaque, RecurrentCell, StepSpec
 
 Bounds = tuple[float, ...] | None
 """What the logits of a block's heads must exceed; None is the threshold of the mode."""
@@ -36,12 +36,17 @@ class BlockSpec:
     """Whether all iterations share their step."""
     name: str = ""
     price: float = 1.0
-    of_network: bool = False
-    """Whether it is a block of a :class:`NetworkSpec`, in which patches are joined into maps again."""
+    batch_dim: int = 0
+    """The dimension of the input that is the batch."""
+
+    @property
+    def recurrent(self) -> bool:
+        """Whether it is a recurrent layer, each of whose time steps is a block."""
+        return isinstance(self.steps[0], RecurrentCell) or self.batch_dim == 1
 
     @property
     def adaptive(self) -> bool:
-        """Whether it decides, or has the interface of a block that does: a single step leaves no decision."""
+        """Whether it decides, or is a block that might: of a single step, which leaves nothing to decide."""
         return bool(self.heads) or isinstance(self.module, AdaptiveBlock)
 
     @property

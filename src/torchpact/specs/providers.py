@@ -37,6 +37,7 @@ def register_step(kind: type[nn.Module]) -> Callable[[F], F]:
         ...     return Opaque(step, "nothing is known of it but that it doubles")
         >>> step_spec(Twice()).reason
         'nothing is known of it but that it doubles'
+
     """
     return _registered(_STEPS, kind)
 
@@ -79,8 +80,9 @@ def head_spec(head: nn.Module, name: str = "it") -> HeadSpec:
 def _asked(table: dict[Any, Any], module: nn.Module, name: str) -> Any:
     """Return the spec of a module; of one that is watched or changed only that it can be called."""
     held = unwrapped(module)
-    is_function = callable(held) and not isinstance(held, nn.Module)
-    provider = table.get(type(held)) or (table.get(held) if is_function else None)
+    provider = table.get(type(held)) or (
+        table.get(held) if callable(held) and not isinstance(held, nn.Module) else None
+    )
     if provider is None:
         return Opaque(module)
     if is_watched(*module.modules()):
@@ -120,6 +122,7 @@ def block_spec(block: nn.Module, name: str = "") -> BlockSpec:
         >>> spec = block_spec(block)
         >>> spec.max_steps, spec.shared, len(spec.heads)
         (3, True, 2)
+
     """
     if type(block) in _BLOCKS:
         return _BLOCKS[type(block)](block)
@@ -140,7 +143,7 @@ def block_spec(block: nn.Module, name: str = "") -> BlockSpec:
     )
 
 
-def has_block_provider(module: nn.Module) -> bool:
+def is_block(module: nn.Module) -> bool:
     """Whether a module is an adaptive part of a network: a block, or of a class that has a provider."""
     return isinstance(module, AdaptiveBlock) or type(module) in _BLOCKS
 

@@ -50,9 +50,9 @@ class Conv:
 class ConvUnit:
     """A residual unit ``u + f(u)·a`` of two or three convolutions, each with a batch norm and a ReLU.
 
-    ``order`` "pre" is norm, ReLU, convolution. Two convolutions are 3×3; of three (a bottleneck) the one in the
-    middle is. The shortcut has no parameters: the mean over ``stride``² pixels, and ``padding`` channels of
-    zeros more, half of them before and half after.
+    ``order`` "pre" is norm, ReLU, convolution. Two convolutions are 3×3; of three (a bottleneck) the one in
+    the middle is. The shortcut has no parameters: the mean over ``stride``² pixels, and ``padding`` channels
+    of zeros more, half of them before and half after.
     """
 
     convs: tuple[Conv, ...]
@@ -138,7 +138,7 @@ class AttentionLayer:
 
 @dataclass(frozen=True, eq=False)
 class RecurrentCell:
-    """A cell of torch, for one input more than there are: the last tells the first iteration of a time step."""
+    """A cell of torch with one input more: a flag that tells the first iteration of a time step."""
 
     cell: nn.Module
     kind: Literal["lstm", "gru", "rnn"]
