@@ -5,15 +5,28 @@ The contract         Engine, Runner, NetworkRunner, Unsupported
 The table            ENGINES, register_engine
 """
 
+from torchpact.engines.attention import rows  # noqa: F401 (registers how attention skips halted tokens)
 from torchpact.engines.base import Engine, NetworkRunner, Runner, Unsupported
 from torchpact.engines.deploy import deploy
 from torchpact.engines.deployed import Deployed
+from torchpact.engines.generic import positionwise  # noqa: F401 (likewise of residual steps by position)
 from torchpact.engines.generic.compact import Compact
 from torchpact.engines.generic.dense import Dense
+from torchpact.engines.generic.rows import RowsEngine
+from torchpact.engines.recurrent.compact import CompactRecurrent
+from torchpact.engines.recurrent.gpu import GPURecurrent
+from torchpact.engines.recurrent.native import NativeRecurrent
 from torchpact.engines.registry import ENGINES, register_engine
 from torchpact.engines.report import Report
 
-for _engine in (Dense(), Compact()):
+for _engine in (
+    Dense(),
+    Compact(),
+    RowsEngine(),
+    NativeRecurrent(),
+    GPURecurrent(),
+    CompactRecurrent(),
+):
     register_engine(_engine)
 
 __all__ = [

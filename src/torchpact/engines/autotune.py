@@ -12,7 +12,9 @@ from torch import Tensor
 from torchpact.checks import one_line
 from torchpact.core.call_args import CallArgs, first_tensor
 from torchpact.core.ponder import Ponder
-from torchpact.engines.base import Engine, NetworkRunner, Runner, Unsupported
+from torchpact.engines.base import NetworkRunner, Runner, Unsupported
+from torchpact.engines.conv.support import conv_block_problem
+from torchpact.engines.generic.dense import plain_runner
 from torchpact.engines.graphs import generators_of, repeatable
 from torchpact.engines.reference import AllSteps, Reference
 from torchpact.engines.registry import ENGINES
@@ -53,10 +55,10 @@ def choose(
     """
     u, context = call.args[0], CallArgs(call.args[1:], call.kwargs)
     runners: dict[str, Runner] = built(spec, call, [n for n in names if n in ENGINES], notes)
-    if "dense" not in runners and not runners:
+    if "dense" not in runners and (not runners or "dense" in names):
         runners["dense"] = built(spec, call, ["dense"], {}).get("dense") or Reference(spec)
     generators = generators_of([spec.mode])
-    timed = runners | {"plain": plain_runner(spec, ponders)}
+    timed = runners | {"plain": all_steps(spec, ponders)}
     calls: dict[str, Callable[[], Any]] = {}
     for name, run in timed.items():
         if _works(run, u, context, name, notes):
@@ -67,23 +69,13 @@ def choose(
     seconds = interleaved(calls)
     best = min(among, key=seconds.__getitem__)
     skips = any(name not in ("dense", "compiled") for name in among)
-    return Choice(best, seconds, None if isinstance(runners[best], Reference) else runners[best], skips)
+    return Choice(best, seconds, None if type(runners[best]) is Reference else runners[best], skips)
 
 
-def plain_runner(spec: BlockSpec, ponders: Sequence[Ponder | None] = ()) -> Runner:
-    """Return what runs all steps of a part and decides nothing."""
-    dense = ENGINES.get("dense")
-    if spec.conv_units is not None and spec.conv_heads is not None and isinstance(dense, PlainBuilder):
-        return dense.build_plain(spec, ponders)
-    return AllSteps(spec, ponders or [None])
-
-
-class PlainBuilder(Engine):
-    """An engine that also runs all steps of a block without decisions."""
-
-    def build_plain(self, spec: BlockSpec, ponders: Sequence[Ponder | None] = ()) -> Runner:
-        """Return what runs them; ``ponders`` are returned in turn."""
-        raise NotImplementedError
+def all_steps(spec: BlockSpec, ponders: Sequence[Ponder | None] = ()) -> Runner:
+    """Return what runs all steps of a part and decides nothing; ``ponders`` are returned in turn."""
+    plain = plain_runner(spec) if conv_block_problem(spec) is None else None
+    return AllSteps(spec, ponders or [None], plain)
 
 
 def built(
@@ -113,13 +105,18 @@ def built(
                 runner(first_tensor(call))  # which it may refuse
             else:
                 runner.tune(call.args[0], CallArgs(call.args[1:], call.kwargs))
-        except Unsupported as reason:
-            notes[str(reason)] = None
+        except Unsupported as problem:
+            notes[_named(name, str(problem))] = None
         except Exception as error:  # whatever a user's steps make of a trial
-            notes[f"{name}: {one_line(error)}"] = None
+            notes[_named(name, one_line(error))] = None
         else:
             made[name] = runner
     return made
+
+
+def _named(engine: str, reason: str) -> str:
+    """Return why an engine cannot run something, beginning with its name."""
+    return reason if reason.startswith(f"{engine}: ") else f"{engine}: {reason}"
 
 
 def _timed(

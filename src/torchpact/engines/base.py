@@ -46,7 +46,8 @@ class Runner(ABC):
             bounds: What logits must exceed in thresholded mode; None is the threshold of the mode.
 
         Returns:
-            The output, and what every position did; None of a block that is not adaptive.
+            What the part returns: the output, and what every position did (None where it is not adaptive); of
+            a recurrent layer the outputs, the final state, and what every position did.
 
         Raises:
             Unsupported: It cannot run this call; the dense engine does.

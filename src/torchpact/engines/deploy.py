@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from torchpact.checks import one_line
+from torchpact.core.block import AdaptiveBlock
 from torchpact.core.call_args import CallArgs, call_args, channels_last, first_tensor
 from torchpact.core.modes import Mode, as_mode
 from torchpact.engines.autotune import Choice, Notes, choose, joined, measuring
@@ -17,7 +18,6 @@ from torchpact.engines.deployed import Deployed
 from torchpact.engines.graphs import as_called_block
 from torchpact.engines.inputs import check_of
 from torchpact.engines.patching import PatchedPart
-from torchpact.engines.reference import is_changed
 from torchpact.engines.registry import names_among
 from torchpact.engines.report import Measurement, Report, sizes_of
 from torchpact.engines.snapshot import left_as_it_was, snapshot
@@ -27,6 +27,7 @@ from torchpact.flops.blocks import BlockCost, block_costs
 from torchpact.flops.count import uncompiled
 from torchpact.specs import BlockSpec, block_spec, network_spec
 from torchpact.specs.call_capture import Call, adaptive_parts, captured
+from torchpact.specs.providers import is_changed, is_watched
 
 
 def deploy(
@@ -102,12 +103,13 @@ def deploy(
         patches = {
             specs[name].module: PatchedPart(specs[name], choice and choice.runner)
             for name, choice in choices.items()
-            if not is_changed(specs[name].module)
+            if not _is_changed(specs[name])
         }
         if network is None:
             ponders = {name: [call.ponder for call in calls[name]] for name in specs}
             best, seconds, fast.channels_last = as_copy(own, given, patches, ponders, names, notes)
-            fast.run_by(patches.get(own, own))
+            # the forward of a root with hooks is called by the module, which runs them
+            fast.run_by(own if is_watched(own) else patches.get(own, own))
         else:
             runners = {name: choice and choice.runner for name, choice in choices.items()}
             best, seconds, runner = as_sequence(network, first, runners, names, notes)
@@ -152,7 +154,7 @@ def _choice(spec: BlockSpec, calls: Sequence[Call], names: Sequence[str], notes:
 
 
 def _why_as_it_is(spec: BlockSpec, calls: Sequence[Call]) -> str | None:
-    if is_changed(spec.module):
+    if _is_changed(spec):
         return f"{type(spec.module).__name__} has a forward of its own, which engines do not know"
     if not calls:
         return "the example does not come to it"
@@ -160,6 +162,12 @@ def _why_as_it_is(spec: BlockSpec, calls: Sequence[Call]) -> str | None:
     if fixed:
         return f"called with {', '.join(sorted(fixed))}, which is not fixed"
     return None
+
+
+def _is_changed(spec: BlockSpec) -> bool:
+    """Whether a part does something else than its class does, which only a call of it tells."""
+    module = spec.module
+    return "forward" in vars(module) or (isinstance(module, AdaptiveBlock) and is_changed(module))
 
 
 def _row(spec: BlockSpec, choice: Choice, calls: Sequence[Call], cost: BlockCost) -> Measurement:

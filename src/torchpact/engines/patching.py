@@ -8,7 +8,6 @@ from typing import Any
 from torch import Tensor, nn
 
 from torchpact.core.call_args import CallArgs
-from torchpact.core.ponder import Ponder
 from torchpact.engines.base import Runner, Unsupported
 from torchpact.engines.reference import Reference
 from torchpact.specs import BlockSpec
@@ -47,16 +46,15 @@ class PatchedPart:
         own = None if bounds is None else bounds.get(self.spec.name)
         weights = kwargs.pop("weights", None)
         told = {name: value for name, value in kwargs.items() if value is not None} if kwargs else kwargs
-        output, ponder = self._run(u, CallArgs(args, told), own)
-        if self.contiguous and isinstance(output, Tensor):
-            output = output.contiguous()
+        *output, ponder = self._run(u, CallArgs(args, told), own)
+        if self.contiguous:
+            output = [x.contiguous() if isinstance(x, Tensor) else x for x in output]
         if ponder is None:
-            return output
+            return output[0]
         weights = ponder.weights if weights is None else weights
-        ponder = ponder._replace(weights=weights, name=self.spec.name, price=self.spec.price)
-        return (*output, ponder) if self.spec.recurrent else (output, ponder)
+        return (*output, ponder._replace(weights=weights, name=self.spec.name, price=self.spec.price))
 
-    def _run(self, u: Any, context: CallArgs, bounds: Bounds) -> tuple[Any, Ponder | None]:
+    def _run(self, u: Any, context: CallArgs, bounds: Bounds) -> Any:
         if self.runner is not None:
             with suppress(Unsupported):
                 if "mode" in context.kwargs or "thresholds" in context.kwargs:

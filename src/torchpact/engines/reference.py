@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import nn
 
 from torchpact.core.block import AdaptiveBlock
 from torchpact.core.call_args import CallArgs
@@ -30,18 +29,13 @@ class Reference(Runner):
         # the forward of the class: that of the instance may be an engine's by now
         self.forward: Any = type(spec.module).forward.__get__(spec.module)
 
-    def __call__(
-        self, u: State, context: CallArgs = NO_CONTEXT, bounds: Bounds = None
-    ) -> tuple[Any, Ponder | None]:
-        """Run the part; of a recurrent layer the output is a tuple of outputs and final state."""
+    def __call__(self, u: State, context: CallArgs = NO_CONTEXT, bounds: Bounds = None) -> Any:
+        """Return what the part returns."""
         told = dict(context.kwargs)
         if bounds is not None:
             told["thresholds"] = Thresholds([bounds])
         returned = self.forward(u, *context.args, **told)
-        if not self.adaptive:
-            return returned, None
-        *output, ponder = returned
-        return (output[0] if len(output) == 1 else tuple(output)), ponder
+        return returned if self.adaptive else (returned, None)
 
     def accepts(self, u: State, context: CallArgs) -> bool:
         """Any call that the part takes."""
@@ -61,13 +55,13 @@ class AllSteps(Runner):
         self.spec, self.ponders, self.turn = spec, ponders, 0
         self.reference = Reference(spec)
 
-    def __call__(
-        self, u: State, context: CallArgs = NO_CONTEXT, bounds: Bounds = None
-    ) -> tuple[Any, Ponder | None]:
+    def __call__(self, u: State, context: CallArgs = NO_CONTEXT, bounds: Bounds = None) -> Any:
         """Return the last state, and what an adaptive run did."""
         self.turn += 1
         ponder = self.ponders[self.turn % len(self.ponders) - 1]
         block = self.spec.module
+        if self.plain is not None:
+            return self.plain(u, context)[0], ponder
         if isinstance(block, AdaptiveBlock):
             gate = None if ponder is None else torch.ones(ponder.steps.shape, device=ponder.steps.device)
             for index in range(block.max_steps):
@@ -79,8 +73,3 @@ class AllSteps(Runner):
     def accepts(self, u: State, context: CallArgs) -> bool:
         """Any call that the part takes."""
         return True
-
-
-def is_changed(module: nn.Module) -> bool:
-    """Whether a module of its class was given another forward, which engines do not know."""
-    return "forward" in vars(module)

@@ -72,8 +72,7 @@ def call_cost(spec: BlockSpec, call: Call, prices: Prices, batch: int) -> BlockC
     if call.ponder is None:
         raise TypeError(f"expected {title(spec.name)} to return what it did, got no Ponder")
     steps = call.ponder.steps
-    per_row = spec.batch_dim == 0 and batch
-    if len(steps) % batch if per_row else len(steps) != batch:
+    if len(steps) != batch if spec.recurrent or not batch else len(steps) % batch:
         raise ValueError(
             f"expected {title(spec.name)} to decide for {batch} examples, the first dimension of what the "
             f"network is given; got {len(steps)}"
@@ -87,7 +86,7 @@ def call_cost(spec: BlockSpec, call: Call, prices: Prices, batch: int) -> BlockC
     rows = steps.reshape(batch, -1) if batch else steps.new_zeros(0, 1)
     # prices are of all examples; a time step of a recurrent layer costs as much as any other, else a price is
     # that of all positions
-    shares = max(batch, 1) * (rows.size(1) if spec.batch_dim == 0 and not spec.recurrent else 1)
+    shares = max(batch, 1) * (1 if spec.recurrent else rows.size(1))
     flops = torch.zeros(batch, dtype=torch.double)
     for index, price in enumerate(prices.steps[: spec.max_steps]):
         asked = sum(prices.heads[index : index + 1]) if index + 1 < spec.max_steps else 0

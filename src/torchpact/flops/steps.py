@@ -1,10 +1,11 @@
-"""What a step costs each example, where its spec tells."""
+"""What a step costs each example, where that is not its share of the cost of all positions."""
 
 from collections.abc import Sequence
 
 from torch import Tensor
 
-from torchpact.specs import StepSpec
+from torchpact.flops.attention import attention_flops
+from torchpact.specs import AttentionLayer, Opaque, StepSpec, price_of
 
 
 def step_flops(step: StepSpec, active: Tensor, shape: Sequence[int]) -> Tensor | None:
@@ -15,5 +16,11 @@ def step_flops(step: StepSpec, active: Tensor, shape: Sequence[int]) -> Tensor |
         active: Which positions run it, of the shape of the decisions.
         shape: That of its output.
 
+    Returns:
+        Integers of shape (batch,), or None.
+
     """
-    return None
+    if isinstance(step, AttentionLayer):
+        return attention_flops(step, active, shape[1])
+    price = price_of(step.module) if isinstance(step, Opaque) else None
+    return None if price is None else price(active, shape)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torchpact.core.block import AdaptiveBlock
 from torchpact.core.modes import Mode, Thresholded
 from torchpact.specs.heads import ConvHead, HeadSpec
-from torchpact.specs.steps import Conv, ConvUnit, Norm, Opaque, RecurrentCell, StepSpec
+from torchpact.specs.steps import Conv, ConvUnit, Norm, Opaque, StepSpec
 
 Bounds = tuple[float, ...] | None
 """What the logits of a block's heads must exceed; None is the threshold of the mode."""
@@ -38,11 +38,8 @@ class BlockSpec:
     price: float = 1.0
     batch_dim: int = 0
     """The dimension of the input that is the batch."""
-
-    @property
-    def recurrent(self) -> bool:
-        """Whether it is a recurrent layer, each of whose time steps is a block."""
-        return isinstance(self.steps[0], RecurrentCell) or self.batch_dim == 1
+    recurrent: bool = False
+    """Whether it is a recurrent layer, each of whose time steps is a block."""
 
     @property
     def adaptive(self) -> bool:

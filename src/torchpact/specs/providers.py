@@ -65,9 +65,20 @@ def _registered(table: dict[Any, Any], kind: Any) -> Callable[[F], F]:
     return register
 
 
-def step_spec(step: nn.Module, name: str = "it") -> StepSpec:
-    """Return what a step is, as far as is known; ``name`` is what it is called in reasons."""
-    spec: StepSpec = _asked(_STEPS, step, name)
+def step_spec(step: nn.Module, name: str = "it", *, hooks: bool = False) -> StepSpec:
+    """Return what a step is, as far as is known.
+
+    Args:
+        step: A step of a block.
+        name: What it is called in reasons.
+        hooks: Whether forward hooks of the step, or in it, do not matter: for callers that price the step, or
+            run it by calling it.
+
+    Returns:
+        A spec, :class:`Opaque` if no more is known than that the step can be called.
+
+    """
+    spec: StepSpec = _asked(_STEPS, step, name, hooks)
     return spec
 
 
@@ -77,15 +88,14 @@ def head_spec(head: nn.Module, name: str = "it") -> HeadSpec:
     return spec
 
 
-def _asked(table: dict[Any, Any], module: nn.Module, name: str) -> Any:
+def _asked(table: dict[Any, Any], module: nn.Module, name: str, hooks: bool = False) -> Any:
     """Return the spec of a module; of one that is watched or changed only that it can be called."""
     held = unwrapped(module)
-    provider = table.get(type(held)) or (
-        table.get(held) if callable(held) and not isinstance(held, nn.Module) else None
-    )
+    is_function = callable(held) and not isinstance(held, nn.Module)
+    provider = table.get(type(held)) or (table.get(held) if is_function else None)
     if provider is None:
         return Opaque(module)
-    if is_watched(*module.modules()):
+    if not hooks and is_watched(*module.modules()):
         return Opaque(module, "expected units and heads without forward hooks, which engines would not run")
     if any("forward" in vars(each) for each in module.modules()):
         return Opaque(

@@ -112,12 +112,14 @@ class ConvUnit:
 class AttentionLayer:
     """A transformer layer: attention and an MLP, each added to its input, over tokens (batch, length, size).
 
-    ``order`` "pre" is u + attention(norm1(u)), then u + mlp(norm2(u)).
+    ``order`` "pre" is u + attention(norm1(u)), then u + mlp(norm2(u)). Modules and weights are those of the
+    layer, not copies: gradients reach them.
     """
 
-    norm1: nn.LayerNorm
-    norm2: nn.LayerNorm
+    norm1: nn.Module
+    norm2: nn.Module
     qkv_weight: Tensor
+    """Of queries, keys and values, one below the other: (3·size, size)."""
     qkv_bias: Tensor | None
     out: nn.Linear
     heads: int
@@ -125,15 +127,25 @@ class AttentionLayer:
     linear2: nn.Linear
     activation: Callable[[Tensor], Tensor]
     causal: bool
+    """Whether tokens attend to those before them, and to themselves, only."""
     dropouts: tuple[nn.Module, nn.Module, nn.Module]
     """After the output projection, inside the MLP, and after it."""
     attention_dropout: float
+    """As it is now: 0 in evaluation."""
     order: Literal["pre"] = "pre"
 
     @property
     def size(self) -> int:
         """The features of a token."""
         return self.out.in_features
+
+
+@dataclass(frozen=True, eq=False)
+class PositionwiseResidual:
+    """A step u + f(u)·a whose f looks at one position at a time, along the dimension ``features``."""
+
+    function: nn.Module
+    features: int = -1
 
 
 @dataclass(frozen=True, eq=False)
@@ -158,4 +170,4 @@ class Opaque:
     """Why no more is known of it, for people; empty where nothing was expected."""
 
 
-StepSpec = ConvUnit | AttentionLayer | RecurrentCell | Opaque
+StepSpec = ConvUnit | AttentionLayer | PositionwiseResidual | RecurrentCell | Opaque

@@ -32,7 +32,12 @@ class FoldedUnit(nn.Module):
 
     def __init__(self, unit: ConvUnit) -> None:
         super().__init__()
-        self.stride, self.padding, self.group, self.strides = unit.stride, unit.padding, unit.group, unit.strides
+        self.stride, self.padding, self.group, self.strides = (
+            unit.stride,
+            unit.padding,
+            unit.group,
+            unit.strides,
+        )
         self.register_buffer("scale", unit.scale)
         self.register_buffer("shift", unit.shift)
         for number, (weight, bias) in enumerate(unit.convolutions, start=1):
@@ -57,6 +62,7 @@ def folded_units(spec: BlockSpec) -> list[FoldedUnit]:
 
     Raises:
         TypeError: The steps are no convolutional units.
+
     """
     units = spec.conv_units
     if units is None:

@@ -62,6 +62,7 @@ class Sparse(Engine):
 
         Raises:
             Unsupported: It cannot run it.
+
         """
         problem = self.supports(spec, example)
         if problem is not None:

@@ -18,6 +18,7 @@ from torchpact.core.ponder import Ponder
 from torchpact.core.state import State
 from torchpact.engines.base import NO_CONTEXT, Engine, Runner, Unsupported
 from torchpact.engines.conv.folded import folded_block
+from torchpact.engines.conv.support import conv_block_problem
 from torchpact.engines.generic.independence import check_independence
 from torchpact.engines.generic.per_example import (
     example_shape,
@@ -162,7 +163,7 @@ class Compact(Engine):
             return "compact: expected an adaptive block"
         if not spec.mode.leaves:
             return f"compact: expected a mode in which examples halt for good, got {spec.mode}"
-        if spec.conv_units is not None and spec.conv_heads and spec.conv_heads[0].taps is not None:
+        if conv_block_problem(spec) is None and any(head.taps is not None for head in spec.conv_heads or ()):
             return "compact: expected one decision an image, got one a pixel"
         return None
 
@@ -170,7 +171,7 @@ class Compact(Engine):
         """Return a runner, once steps are seen to treat examples, or positions, independently."""
         assert isinstance(spec, BlockSpec)
         assert isinstance(spec.module, AdaptiveBlock)
-        if spec.conv_units is not None and spec.conv_heads:
+        if conv_block_problem(spec) is None:
             return CompactRunner(folded_block(spec))
         u, context = example.args[0], CallArgs(example.args[1:], dict(example.kwargs))
         positions = check_independence(spec.module, u, context)

@@ -85,6 +85,7 @@ class CompiledRunner(Runner):
 
         Raises:
             Unsupported: It cannot be compiled.
+
         """
         try:
             self(u, context)

@@ -102,6 +102,7 @@ class Native(Engine):
 
         Raises:
             Unsupported: It cannot run it, or there is no compiler.
+
         """
         problem = self.supports(spec, example)
         if problem is not None:
