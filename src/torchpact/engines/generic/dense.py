@@ -1,24 +1,23 @@
 """The dense engine: compute everything and mask. The reference for all others, and the last resort."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
+from torchpact.core.call_args import CallArgs
 from torchpact.core.ponder import Ponder
 from torchpact.core.state import State
-from torchpact.engines.autotune import PlainBuilder
-from torchpact.engines.base import NO_CONTEXT, Runner
+from torchpact.engines.base import NO_CONTEXT, Engine, Runner
 from torchpact.engines.conv.folded import folded_block, folded_units
 from torchpact.engines.conv.support import bounds_of, conv_block_problem
-from torchpact.engines.reference import AllSteps, Reference
-from torchpact.core.call_args import CallArgs
+from torchpact.engines.reference import Reference
 from torchpact.specs import BlockSpec, NetworkSpec
 from torchpact.specs.blocks import Bounds
 
 
-class Dense(PlainBuilder):
+class Dense(Engine):
     """Blocks of convolutional units with their batch norms folded; any other part by its own forward."""
 
     name = "dense"
@@ -40,30 +39,6 @@ class Dense(PlainBuilder):
             return Reference(spec)
         return FoldedRunner(spec) if spec.adaptive else PlainUnits(spec)
 
-    def build_plain(self, spec: BlockSpec, ponders: Sequence[Ponder | None] = ()) -> Runner:
-        """Return what runs all steps of a part without decisions: what an adaptive one is compared with.
-
-        Args:
-            spec: The part.
-            ponders: Returned in turn, so that a network around it goes on.
-
-        Returns:
-            A runner; of convolutional units with their batch norms folded.
-
-        Example:
-            >>> from torchpact.models import HaltingHead, ResidualUnit
-            >>> from torchpact.specs import block_spec
-            >>> block = tp.AdaptiveBlock([ResidualUnit(16, 16) for _ in "ab"], [HaltingHead(16)]).eval()
-            >>> u = torch.randn(1, 16, 4, 4)
-            >>> output, _ = DENSE.build_plain(block_spec(block))(u)
-            >>> torch.allclose(output, block.steps[1](block.steps[0](u)), atol=1e-4)
-            True
-
-        """
-        if conv_block_problem(spec) is None:
-            return PlainUnits(spec, ponders)
-        return AllSteps(spec, ponders or [None])
-
 
 class FoldedRunner(Runner):
     """A block of convolutional units with their batch norms folded, masked by its halting loop."""
@@ -81,17 +56,36 @@ class FoldedRunner(Runner):
         return loop.result(u)
 
 
-class PlainUnits(Runner):
-    """Convolutional units, one after the other, with their batch norms folded.
+def plain_runner(spec: BlockSpec) -> Runner:
+    """Return all units of a block without decisions: what an adaptive one is compared with.
 
     Args:
-        spec: The block; its heads and mode do not matter.
-        ponders: Returned in turn; without, there are none.
+        spec: A block of convolutional units; its heads and mode do not matter.
+
+    Returns:
+        A runner that returns no ponder.
+
+    Raises:
+        TypeError: The steps are no convolutional units.
+
+    Example:
+        >>> from torchpact.models import HaltingHead, ResidualUnit
+        >>> from torchpact.specs import block_spec
+        >>> block = tp.AdaptiveBlock([ResidualUnit(16, 16) for _ in "ab"], [HaltingHead(16)]).eval()
+        >>> u = torch.randn(1, 16, 4, 4)
+        >>> output, ponder = plain_runner(block_spec(block))(u)
+        >>> torch.allclose(output, block.steps[1](block.steps[0](u)), atol=1e-4), ponder
+        (True, None)
 
     """
+    return PlainUnits(spec)
 
-    def __init__(self, spec: BlockSpec, ponders: Sequence[Ponder | None] = ()) -> None:
-        self.units, self.ponders, self.turn = folded_units(spec), ponders or [None], 0
+
+class PlainUnits(Runner):
+    """Convolutional units, one after the other, with their batch norms folded."""
+
+    def __init__(self, spec: BlockSpec) -> None:
+        self.units = folded_units(spec)
 
     @torch.no_grad()
     def __call__(
@@ -99,10 +93,9 @@ class PlainUnits(Runner):
     ) -> tuple[State, Ponder | None]:
         """Run all units."""
         assert isinstance(u, Tensor)
-        self.turn += 1
         for unit in self.units:
             u = unit(u)
-        return u, self.ponders[self.turn % len(self.ponders) - 1]
+        return u, None
 
 
 DENSE = Dense()
