@@ -181,7 +181,7 @@ def test_the_default_precision_does_not_matter(name, mode):
             torch.set_default_dtype(torch.float32)
     assert output.dtype == expected.dtype == got.probs.dtype == torch.float32
     assert torch.equal(output, expected)
-    assert all(x is y is None or torch.equal(x, y) for x, y in zip(got, ponder, strict=True))
+    assert all(x is y is None or torch.equal(x, y) for x, y in zip(got[:5], ponder[:5], strict=True))
 
 
 @pytest.mark.parametrize("name", ["dense", "sparse", "native"])
