@@ -19,6 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import torchpact as tp
 from torchpact.engines.base import CallArgs, Unsupported
 from torchpact.engines.recurrent import native as recurrent
+from torchpact.engines.recurrent.layer import layer_of
 from torchpact.models import HaltingUnit, never_halt
 from torchpact.specs import block_spec
 
@@ -151,8 +152,9 @@ def test_the_default_precision_and_device_do_not_matter(cell, bias):
         torch.set_default_dtype(torch.float64)
         wide = built(rnn, x)(x)
         torch.set_default_device("meta")
-        kernel = recurrent.RecurrentKernel(recurrent.layer_of(block_spec(rnn), recurrent.PRECISIONS))
-        other = kernel(*packed(x, rnn), rnn.block.mode.bound)
+        kernel = recurrent.RecurrentKernel(layer_of(block_spec(rnn), recurrent.PRECISIONS))
+        sequences, state = packed(x, rnn)
+        other = kernel(sequences, state, rnn.block.mode.bound)
     finally:
         torch.set_default_dtype(torch.float32)
         torch.set_default_device(None)

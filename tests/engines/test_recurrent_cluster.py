@@ -7,7 +7,7 @@ import ctypes
 import subprocess
 import sys
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
 
 import pytest
 import torch
@@ -245,7 +245,7 @@ def test_no_place_outside_of_tensors_and_arrays_is_read_or_written():
     assert len(ran.stdout.splitlines()) == 10
 
 
-def layer_for(cell: nn.Module) -> Layer:
+def layer_for(cell: Any) -> Layer:
     """What the kernels know of a layer of a cell."""
     rnn = tp.AdaptiveRNN(cell, 3, halting=never_halt, mode="thresholded")
     return layer_of(block_spec(rnn), [cell.weight_hh.dtype])
