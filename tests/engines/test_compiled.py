@@ -94,7 +94,7 @@ def test_what_cannot_be_compiled_is_said_in_a_line(monkeypatch):
 
     monkeypatch.setattr(torch, "compile", broken)
     run = COMPILED.build(block_spec(lively(units=2).blocks[0]))
-    with pytest.raises(Unsupported, match="^compiled: no backend$"):
+    with pytest.raises(Unsupported, match=r"^compiled: no backend$"):
         run.tune(torch.randn(2, 16, 4, 4), CallArgs())
 
 

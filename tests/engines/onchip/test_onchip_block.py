@@ -133,7 +133,9 @@ def test_never_and_always_hold_for_infinite_logits_too(logit, details):
 
 def two(first):
     channels = first.conv2.out_channels
-    return tp.AdaptiveBlock([first, ResidualUnit(channels, channels)], [HaltingHead(channels)], mode="thresholded")
+    return tp.AdaptiveBlock(
+        [first, ResidualUnit(channels, channels)], [HaltingHead(channels)], mode="thresholded"
+    )
 
 
 def refuse(block):

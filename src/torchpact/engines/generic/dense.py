@@ -57,6 +57,7 @@ class Dense(Engine):
             >>> output, _ = DENSE.build_plain(block_spec(block))(u)
             >>> torch.allclose(output, block.steps[1](block.steps[0](u)), atol=1e-4)
             True
+
         """
         if conv_block_problem(spec) is None:
             return PlainUnits(spec, ponders)
@@ -85,6 +86,7 @@ class PlainUnits(Runner):
     Args:
         spec: The block; its heads and mode do not matter.
         ponders: Returned in turn; without, there are none.
+
     """
 
     def __init__(self, spec: BlockSpec, ponders: Sequence[Ponder | None] = ()) -> None:
