@@ -53,7 +53,7 @@ def test_what_engines_do_not_know_runs_as_it_is():
     text = fast.explain()
     for start, name in (
         ("Own has a forward of its own, which engines do not know", "other"),
-        ("expected step 2 to have Conv2d(", "biased"),
+        ("sparse, native: expected step 2 to have Conv2d(", "biased"),
         ("called with mode, which is not fixed", "told"),
         ("the example does not come to it", "unused"),
     ):

@@ -95,6 +95,7 @@ def built(
 
     """
     made: dict[str, Any] = {}
+    reasons: dict[str, list[str]] = {}  # and the engines that have them
     for name in names:
         engine = ENGINES[name]
         if not engine.concerns(spec) and (isinstance(spec, NetworkSpec) or not asked):
@@ -109,12 +110,11 @@ def built(
                 runner(first_tensor(call))  # which it may refuse
             else:
                 runner.tune(call.args[0], CallArgs(call.args[1:], call.kwargs))
-        except Unsupported as problem:
-            notes[str(problem)] = None
-        except Exception as error:  # whatever a user's steps make of a trial
-            notes[f"{name}: {one_line(error)}"] = None
+        except Exception as problem:  # Unsupported, or whatever a user's steps make of a trial
+            reasons.setdefault(one_line(problem).removeprefix(f"{name}: "), []).append(name)
         else:
             made[name] = runner
+    notes.update({f"{', '.join(which)}: {reason}": None for reason, which in reasons.items()})
     return made
 
 

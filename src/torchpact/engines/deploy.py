@@ -148,10 +148,10 @@ def _choice(
     if reason is not None:
         notes[reason] = None
         return None
-    if spec.reason:
-        notes[spec.reason] = None
     call = calls[0].given.map(channels_last) if spec.conv_units is not None else calls[0].given
     choice = choose(spec, call, [each.ponder for each in calls], names, notes, asked)
+    if spec.reason and not any(spec.reason in note for note in notes):
+        notes[spec.reason] = None
     if choice.runner is None:
         return choice
     return choice._replace(runner=as_called_block(choice.runner, call, spec, notes))

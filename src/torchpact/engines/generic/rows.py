@@ -43,22 +43,20 @@ class RowsEngine(Engine):
 
         """
         if not isinstance(spec, BlockSpec):
-            return "rows: expected a block, got a network as a whole"
+            return "expected a block, got a network as a whole"
         block = spec.module
         if not isinstance(block, AdaptiveBlock):
-            return f"rows: expected an adaptive block, got a {type(block).__name__}"
+            return f"expected an adaptive block, got a {type(block).__name__}"
         if type(block).forward is not AdaptiveBlock.forward or "forward" in vars(block):
-            return (
-                f"rows: expected the forward of AdaptiveBlock, got one of its own in {type(block).__name__}"
-            )
+            return f"expected the forward of AdaptiveBlock, got one of its own in {type(block).__name__}"
         if not spec.mode.leaves:
-            return f"rows: expected a mode in which positions halt early, got {spec.mode}"
+            return f"expected a mode in which positions halt early, got {spec.mode}"
         gated = [step for step in spec.steps[1:] if has_gated_execution(step)]
         if not gated:
             kinds = "as TransformerUnit and Residual(by_position=True) do"
-            return f"rows: expected gated steps that compute active rows only, {kinds}"
+            return f"expected gated steps that compute active rows only, {kinds}"
         if len(example.values) > 1 and all(isinstance(step, PositionwiseResidual) for step in gated):
-            return "rows: expected residual steps by position to be given the state only, got a context"
+            return "expected residual steps by position to be given the state only, got a context"
         return None
 
     def build(self, spec: BlockSpec | NetworkSpec, example: CallArgs) -> "RowsRunner":

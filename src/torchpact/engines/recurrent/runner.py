@@ -93,7 +93,7 @@ class RecurrentEngine(Engine):
         try:
             self.check(*_taken_apart(spec, example))
         except Unsupported as reason:
-            return f"{self.name}: {reason}"
+            return str(reason)
         return None
 
     def build(self, spec: BlockSpec | NetworkSpec, example: CallArgs) -> RecurrentRunner:
