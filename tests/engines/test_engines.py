@@ -110,7 +110,9 @@ bound = st.one_of(st.sampled_from([NEVER, ALWAYS]), st.floats(-1.5, 1.5))
     st.lists(bound, min_size=2, max_size=2),
     st.integers(0, 9),
 )
-def test_an_engine_equals_the_block_whatever_the_thresholds_of_its_heads(name, make, size, batch, bounds, seed):
+def test_an_engine_equals_the_block_whatever_the_thresholds_of_its_heads(
+    name, make, size, batch, bounds, seed
+):
     block, u = make(64, size, 8 - size, batch, seed=seed)
     bounds = tuple(bounds)
     _, ponder = reference(block, u, bounds)

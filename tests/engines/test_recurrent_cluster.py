@@ -16,7 +16,7 @@ from torch import nn
 import torchpact as tp
 from tests.engines.recurrent_emulation import library
 from tests.engines.recurrent_layers import CELLS, decided, lively, random, states
-from torchpact.engines.block_spec import Unsupported
+from torchpact.engines.base import Unsupported
 from torchpact.engines.conv.onchip import nvrtc
 from torchpact.engines.recurrent import cluster as recurrent_cluster
 from torchpact.engines.recurrent import gpu as recurrent_gpu

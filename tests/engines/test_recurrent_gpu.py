@@ -15,7 +15,7 @@ from torch import nn
 import torchpact as tp
 from tests.engines.elsewhere import compiled_elsewhere
 from tests.engines.recurrent_layers import CELLS, DEVICE, decided, lively, random, states
-from torchpact.engines.block_spec import Unsupported
+from torchpact.engines.base import Unsupported
 from torchpact.engines.recurrent import gpu as recurrent_gpu
 from torchpact.engines.recurrent import gpu_call as recurrent_gpu_call
 from torchpact.engines.recurrent import gpu_lane as recurrent_gpu_lane

@@ -175,28 +175,28 @@ STATE = torch.zeros(2, 5, 12)
         (
             lambda: block_of(lambda: nn.Linear(12, 12)),
             (STATE,),
-            r"^expected gated steps that compute active rows",
+            r"^rows: expected gated steps that compute active rows",
         ),
         (
             lambda: block_of(lambda: tp.Residual(nn.Linear(12, 12))),
             (STATE,),
-            r"^expected gated steps that compute",
+            r"^rows: expected gated steps that compute",
         ),
         (
             lambda: block_of(positionwise, count=1),
             (STATE,),
-            r"^expected gated steps that compute active rows",
+            r"^rows: expected gated steps that compute active rows",
         ),
         (lambda: block_of(positionwise), (STATE, STATE), r"to be given the state only, got a context$"),
         (
             lambda: block_of(attention, "relaxed"),
             (STATE,),
-            r"^expected a mode in which positions halt early, got Rel",
+            r"^rows: expected a mode in which positions halt early, got Rel",
         ),
         (
             lambda: Own([attention(), attention()], nn.Linear(12, 1), mode="thresholded"),
             (STATE,),
-            r"^expected the forward of AdaptiveBlock, got one of its own in Own$",
+            r"^rows: expected the forward of AdaptiveBlock, got one of its own in Own$",
         ),
     ],
 )

@@ -7,15 +7,15 @@ The table            ENGINES, register_engine
 
 from torchpact.engines.attention import rows  # noqa: F401 (registers how attention skips halted tokens)
 from torchpact.engines.base import Engine, NetworkRunner, Runner, Unsupported
-from torchpact.engines.conv.native.engine import NATIVE
-from torchpact.engines.conv.onchip import ONCHIP
-from torchpact.engines.conv.sparse import SPARSE
-from torchpact.engines.conv.triton.engine import GPU
+from torchpact.engines.conv.native.engine import Native
+from torchpact.engines.conv.onchip.engine import OnChip
+from torchpact.engines.conv.sparse import Sparse
+from torchpact.engines.conv.triton.engine import TritonEngine
 from torchpact.engines.deploy import deploy
 from torchpact.engines.deployed import Deployed
 from torchpact.engines.generic import positionwise  # noqa: F401 (likewise of residual steps by position)
 from torchpact.engines.generic.compact import Compact
-from torchpact.engines.generic.compiled import COMPILED
+from torchpact.engines.generic.compiled import Compiled
 from torchpact.engines.generic.dense import DENSE
 from torchpact.engines.generic.rows import RowsEngine
 from torchpact.engines.recurrent.compact import CompactRecurrent
@@ -27,15 +27,15 @@ from torchpact.engines.report import Report
 for _engine in (
     DENSE,
     Compact(),
-    SPARSE,
-    NATIVE,
-    GPU,
-    ONCHIP,
-    COMPILED,
     RowsEngine(),
+    Sparse(),
+    Native(),
+    TritonEngine(),
+    OnChip(),
     NativeRecurrent(),
     GPURecurrent(),
     CompactRecurrent(),
+    Compiled(),
 ):
     register_engine(_engine)
 

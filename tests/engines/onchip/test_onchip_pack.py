@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from tests.engines.networks import lively
 from tests.engines.onchip.emulation import H200, plans
-from torchpact.engines import Unsupported
+from torchpact.engines.base import Unsupported
 from torchpact.engines.conv.onchip import nvrtc, pack
 from torchpact.engines.conv.onchip.plan import Device, candidates
 from torchpact.specs import block_spec

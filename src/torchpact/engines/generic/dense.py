@@ -36,7 +36,7 @@ class Dense(Engine):
         """Return a runner that computes every step everywhere, and masks."""
         assert isinstance(spec, BlockSpec)
         if conv_block_problem(spec) is not None:
-            return Reference(spec)
+            return Reference(spec, dense=True)
         return FoldedRunner(spec) if spec.adaptive else PlainUnits(spec)
 
 

@@ -30,6 +30,10 @@ class RowsEngine(Engine):
     name = "rows"
     host_sync = True
 
+    def concerns(self, spec: BlockSpec | NetworkSpec) -> bool:
+        """Whether any step of a block, or a part of it, can skip rows."""
+        return isinstance(spec, BlockSpec) and any(has_gated_execution(step) for step in spec.steps)
+
     def supports(self, spec: BlockSpec | NetworkSpec, example: CallArgs) -> str | None:
         """Return None if any gated step of the block, or a part of it, can skip rows; else why not.
 
@@ -39,20 +43,22 @@ class RowsEngine(Engine):
 
         """
         if not isinstance(spec, BlockSpec):
-            return "expected a block, got a network as a whole"
+            return "rows: expected a block, got a network as a whole"
         block = spec.module
         if not isinstance(block, AdaptiveBlock):
-            return f"expected an adaptive block, got a {type(block).__name__}"
+            return f"rows: expected an adaptive block, got a {type(block).__name__}"
         if type(block).forward is not AdaptiveBlock.forward or "forward" in vars(block):
-            return f"expected the forward of AdaptiveBlock, got one of its own in {type(block).__name__}"
+            return (
+                f"rows: expected the forward of AdaptiveBlock, got one of its own in {type(block).__name__}"
+            )
         if not spec.mode.leaves:
-            return f"expected a mode in which positions halt early, got {spec.mode}"
+            return f"rows: expected a mode in which positions halt early, got {spec.mode}"
         gated = [step for step in spec.steps[1:] if has_gated_execution(step)]
         if not gated:
             kinds = "as TransformerUnit and Residual(by_position=True) do"
-            return f"expected gated steps that compute active rows only, {kinds}"
+            return f"rows: expected gated steps that compute active rows only, {kinds}"
         if len(example.values) > 1 and all(isinstance(step, PositionwiseResidual) for step in gated):
-            return "expected residual steps by position to be given the state only, got a context"
+            return "rows: expected residual steps by position to be given the state only, got a context"
         return None
 
     def build(self, spec: BlockSpec | NetworkSpec, example: CallArgs) -> "RowsRunner":

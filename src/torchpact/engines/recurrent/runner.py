@@ -84,12 +84,16 @@ class RecurrentRunner(Runner):
 class RecurrentEngine(Engine):
     """An engine for recurrent layers; an example's first argument is the input of the layer."""
 
+    def concerns(self, spec: BlockSpec | NetworkSpec) -> bool:
+        """Whether a part is a recurrent layer."""
+        return isinstance(spec, BlockSpec) and spec.recurrent
+
     def supports(self, spec: BlockSpec | NetworkSpec, example: CallArgs) -> str | None:
         """Return None if it can run such a layer on such a call, or one line that says why not."""
         try:
             self.check(*_taken_apart(spec, example))
         except Unsupported as reason:
-            return str(reason)
+            return f"{self.name}: {reason}"
         return None
 
     def build(self, spec: BlockSpec | NetworkSpec, example: CallArgs) -> RecurrentRunner:

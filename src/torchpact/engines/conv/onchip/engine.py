@@ -28,6 +28,7 @@ class OnChip(Engine):
     """Networks as a whole, and blocks of residual units, on a GPU in half precision."""
 
     name = "onchip"
+    kinds = (ConvUnit,)
     devices = ("cuda",)
     whole = True
     tolerance: ClassVar[Mapping[torch.dtype, float]] = {torch.float16: 2e-3, torch.bfloat16: 1e-2}
@@ -43,9 +44,7 @@ class OnChip(Engine):
             return f"onchip: expected a network on a GPU, got one on {device}"
         return problem
 
-    def build(
-        self, spec: BlockSpec | NetworkSpec, example: CallArgs = NO_CONTEXT
-    ) -> Runner | NetworkRunner:
+    def build(self, spec: BlockSpec | NetworkSpec, example: CallArgs = NO_CONTEXT) -> Runner | NetworkRunner:
         """Return a runner of a block, or of a network.
 
         Raises:
