@@ -1,4 +1,4 @@
-"""Which tiles the convolutions of the sparse GPU engine run best in: the reason for engines/conv/triton/tiles.py.
+"""Which tiles the convolutions of the engine "gpu" run best in: the reason for engines/conv/triton/tiles.py.
 
     python benchmarks/engines_gpu_tiles.py [--out benchmarks/engines_gpu_tiles.csv] [--shapes 0 1 2]
 

@@ -63,8 +63,7 @@ def on_chip_kernels(net: ResNet) -> Kernels:
     spec = network_spec(net)
     assert spec is not None  # as it is what its class makes it
     blocks = tuple(replace(block, details=False) for block in spec.blocks)
-    runner = ONCHIP.build(replace(spec, blocks=blocks))
-    assert isinstance(runner, OnChipNetwork)
+    runner: OnChipNetwork = ONCHIP.build(replace(spec, blocks=blocks))
     return runner.kernels
 
 

@@ -73,7 +73,11 @@ class PlainBottlenecks(_Frame):
         self.stem, self.norm, self.classifier = net.stem, net.norm, net.classifier
         blocks: Any = net.blocks
         self.units = nn.Sequential(
-            *(unit for block in blocks for unit in (folded_units(block_spec(block)) if folded else block.steps))
+            *(
+                unit
+                for block in blocks
+                for unit in (folded_units(block_spec(block)) if folded else block.steps)
+            )
         )
 
     def forward(self, images: Tensor) -> Tensor:

@@ -19,7 +19,9 @@ class FoldedNet(nn.Module):
     def __init__(self, net: ResNet) -> None:
         super().__init__()
         self.stem, self.norm, self.classifier = net.stem, net.norm, net.classifier
-        self.units = nn.Sequential(*(unit for block in net.blocks for unit in folded_units(block_spec(block))))
+        self.units = nn.Sequential(
+            *(unit for block in net.blocks for unit in folded_units(block_spec(block)))
+        )
 
     def forward(self, images: Tensor) -> Tensor:
         """Return the logits."""

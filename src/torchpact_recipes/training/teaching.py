@@ -78,8 +78,7 @@ def _on_chip(model: ResNet) -> OnChipNetwork | None:
     if spec is None:
         return None
     try:
-        runner = ONCHIP.build(spec)
+        runner: OnChipNetwork = ONCHIP.build(spec)
     except Unsupported:
         return None
-    assert isinstance(runner, OnChipNetwork)  # as it was a network
     return runner

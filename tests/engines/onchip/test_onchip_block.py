@@ -7,6 +7,7 @@ import torchpact as tp
 from tests.engines.networks import block_of, bottlenecks_of, halt_outside, lively, relative, tell_heads
 from tests.engines.onchip.emulation import H200, emulated, needs_compiler, tame
 from torchpact.engines import Unsupported, deploy, registry
+from torchpact.engines.base import NO_CONTEXT
 from torchpact.engines.conv.onchip import ONCHIP, OnChip, OnChipBlock
 from torchpact.engines.conv.onchip.engine import block_problem
 from torchpact.engines.conv.onchip.plan import Device
@@ -133,7 +134,9 @@ def test_never_and_always_hold_for_infinite_logits_too(logit, details):
 
 def two(first):
     channels = first.conv2.out_channels
-    return tp.AdaptiveBlock([first, ResidualUnit(channels, channels)], [HaltingHead(channels)], mode="thresholded")
+    return tp.AdaptiveBlock(
+        [first, ResidualUnit(channels, channels)], [HaltingHead(channels)], mode="thresholded"
+    )
 
 
 def refuse(block):
@@ -167,7 +170,7 @@ class Emulated(OnChip):
     def supports(self, spec, example):
         return "onchip: too wide" if isinstance(spec, NetworkSpec) else block_problem(spec)
 
-    def build(self, spec, example):
+    def build(self, spec, example=NO_CONTEXT):
         return OnChipBlock(spec, emulated, SMALL)
 
 
