@@ -1,5 +1,7 @@
 """The dense engine by torch.compile; here it is traced but not compiled, which takes long."""
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -54,7 +56,8 @@ def test_what_would_be_compiled_anew_runs_as_it_is(monkeypatch):
 
     monkeypatch.setattr(torch, "compile", noting)
     block = lively(units=2).blocks[0]
-    run, u = COMPILED.build(block_spec(block)), torch.randn(2, 16, 4, 4)
+    run: Any = COMPILED.build(block_spec(block))
+    u = torch.randn(2, 16, 4, 4)
     for given in (u, u[:1], u.contiguous(memory_format=torch.channels_last)):
         output, _ = run(given)
         assert torch.allclose(output, block(given)[0], atol=1e-5)
@@ -76,7 +79,8 @@ def test_blocks_of_any_steps_are_compiled_and_calls_with_a_context_run_as_they_a
         max_steps=4,
         mode="thresholded",
     )
-    run, u = COMPILED.build(block_spec(block)), torch.randn(5, 6)
+    run: Any = COMPILED.build(block_spec(block))
+    u = torch.randn(5, 6)
     for context in (CallArgs(), CallArgs((0.5,)), CallArgs((), {"shift": 0.5}), CallArgs()):
         output, ponder = run(u, context)
         expected, reference = block(u, *context.args, **context.kwargs)

@@ -125,13 +125,15 @@ def test_an_engine_equals_the_block_whatever_the_thresholds_of_its_heads(
 @pytest.mark.parametrize("batch", [1, 9])
 @pytest.mark.parametrize("bounds", [(NEVER, 0.1, ALWAYS), (0.3, -0.2, 0.1), (NEVER,) * 3, (ALWAYS,) * 3])
 def test_thresholds_of_heads_that_decide_for_images(name, batch, bounds):
-    check(name, *block_of(32, 5, 7, batch, per="image", units=4, seed=3), bounds=bounds)
+    block, u = block_of(32, 5, 7, batch, per="image", units=4, seed=3)
+    check(name, block, u, bounds=bounds)
 
 
 @pytest.mark.parametrize("name", ["dense", "native"])
 @pytest.mark.parametrize("bounds", [(NEVER, 0.05), (ALWAYS, NEVER), (-0.1, ALWAYS)])
 def test_thresholds_of_heads_that_decide_for_patches(name, bounds):
-    ponder = check(name, *block_of(16, 8, 12, 3, group=2, image_size=16), bounds=bounds)
+    block, u = block_of(16, 8, 12, 3, group=2, image_size=16)
+    ponder = check(name, block, u, bounds=bounds)
     assert ponder.steps.shape == (3, 1, 4, 1, 6, 1)
 
 

@@ -31,6 +31,8 @@ def test_without_details_only_decisions_are_kept():
     output, ponder = SparseGPUBlock(brief_spec(block))(u)
     assert reference is not None
     assert ponder is not None
+    assert isinstance(output, torch.Tensor)
+    assert isinstance(expected, torch.Tensor)
     assert torch.equal(output, expected)
     assert torch.equal(ponder.steps, reference.steps)
     assert torch.equal(ponder.cost, reference.cost)

@@ -9,6 +9,7 @@ import tempfile
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -102,8 +103,9 @@ class AsForMany(OnChipNetwork):
 
     def __init__(self, *args):
         super().__init__(*args)
-        prepare = self.kernels.prepare
-        self.kernels.prepare = lambda height, width, _: prepare(height, width, 1024)
+        kernels: Any = self.kernels
+        prepare = kernels.prepare
+        kernels.prepare = lambda height, width, _: prepare(height, width, 1024)
 
 
 def spec_of(model, mode=None):

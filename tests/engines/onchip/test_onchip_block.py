@@ -7,6 +7,7 @@ import torchpact as tp
 from tests.engines.networks import block_of, bottlenecks_of, halt_outside, lively, relative, tell_heads
 from tests.engines.onchip.emulation import H200, emulated, needs_compiler, tame
 from torchpact.engines import Unsupported, deploy, registry
+from torchpact.engines.base import NO_CONTEXT
 from torchpact.engines.conv.onchip import ONCHIP, OnChip, OnChipBlock
 from torchpact.engines.conv.onchip.engine import block_problem
 from torchpact.engines.conv.onchip.plan import Device
@@ -169,7 +170,7 @@ class Emulated(OnChip):
     def supports(self, spec, example):
         return "onchip: too wide" if isinstance(spec, NetworkSpec) else block_problem(spec)
 
-    def build(self, spec, example):
+    def build(self, spec, example=NO_CONTEXT):
         return OnChipBlock(spec, emulated, SMALL)
 
 
