@@ -44,7 +44,7 @@ def can_read(model: SequenceNet) -> bool:
 
 
 def _fits(layer: AdaptiveRNN) -> bool:
-    known = layer._repeats or (
+    known = layer.never_halts or (
         type(layer.block.halting[0]) is HaltingUnit and rule_of(layer.block.mode) is not None
     )
     return known and type(layer.cell) is nn.LSTMCell and layer.cell.bias
@@ -68,10 +68,10 @@ def read_text(
     for index, (layer, state) in enumerate(zip(model.rnn.layers, states, strict=True)):
         assert isinstance(layer, AdaptiveRNN)
         mode = layer.block.mode
-        rule = None if layer._repeats else rule_of(mode)
+        rule = None if layer.never_halts else rule_of(mode)
         found = read_window(
             x,
-            _weights(weights, f"rnn.layers.{index}.block", repeats=layer._repeats),
+            _weights(weights, f"rnn.layers.{index}.block", repeats=layer.never_halts),
             state,
             layer.max_steps,
             rule or Rule(),
