@@ -48,14 +48,14 @@ class Residual(nn.Module):
         """Return the settings for ``print``."""
         return f"by_position=True, features={self.features}" if self.by_position else ""
 
-    def forward(self, u: Tensor, *context: Any, gate: Tensor | None = None) -> Tensor:
-        """Add the residual, where the gate is open."""
-        if self.by_position and gate is not None and not context and readable(gate):
+    def forward(self, u: Tensor, *context: Any, gate: Tensor | None = None, **named: Any) -> Tensor:
+        """Add the residual, where the gate is open; a context goes to the function."""
+        if self.by_position and gate is not None and not (context or named) and readable(gate):
             weights = self._weights(u, gate)
             rows = (weights != 0).flatten().nonzero().squeeze(1)
             if len(rows) < len(weights):
                 return self._add_to(u, rows, weights.index_select(0, rows))
-        residual: Tensor = self.function(u, *context)
+        residual: Tensor = self.function(u, *context, **named)
         return u + (residual if gate is None else residual * gate)
 
     def _weights(self, u: Tensor, gate: Tensor) -> Tensor:
