@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 import torchpact as tp
+from torchpact.specs import dense_execution
 
 
 class Counting(nn.Module):
@@ -118,6 +119,38 @@ def test_a_context_is_handed_on():
     u, gate, shift = torch.randn(2, 5, 6), torch.rand(2, 5, 1).round(), torch.randn(2, 5, 6)
     rows, masked = tp.Residual(Shifted(), by_position=True), tp.Residual(Shifted())
     assert torch.equal(rows(u, shift, gate=gate), masked(u, shift, gate=gate))
+
+    assert torch.equal(rows(u, gate=gate, shift=shift), masked(u, shift, gate=gate))
+
+
+@pytest.mark.parametrize(("shape", "features"), SHAPES)
+@pytest.mark.parametrize("seed", range(4))
+def test_dense_execution_is_the_same_in_value_and_in_every_gradient(shape, features, seed):
+    unit, _ = units(features)
+    torch.manual_seed(seed)
+    u = torch.randn(shape, requires_grad=True)
+    gate = torch.rand([1 if dim == features % len(shape) else size for dim, size in enumerate(shape)])
+    gate = (gate * (torch.rand_like(gate) < seed / 3)).requires_grad_()
+
+    def run():
+        output = unit(u, gate=gate)
+        asked = [u, gate, *unit.parameters()]
+        found = torch.autograd.grad(output.square().sum(), asked, materialize_grads=True)
+        return [output, found[0], found[1].masked_fill(gate == 0, 0.0), *found[2:]]
+
+    got = run()
+    with dense_execution():
+        expected = run()
+    for ours, theirs in zip(got, expected, strict=True):
+        assert torch.allclose(ours, theirs, rtol=1e-4, atol=1e-5)
+    assert unit.function.seen == [int((gate > 0).sum()), gate.numel()]
+
+
+def test_a_gate_that_does_not_fit_is_refused_by_dense_execution_too():
+    step = tp.Residual(nn.Tanh(), by_position=True)
+    message = r"^expected a gate of one value along dim -1, got gates of \(2, 5, 6\)"
+    with dense_execution(), pytest.raises(ValueError, match=message):
+        step(torch.randn(2, 5, 6), gate=torch.ones(2, 5, 6))
 
 
 def test_flops_are_charged_for_the_share_that_is_active():

@@ -1,7 +1,7 @@
 """torchpact: networks that decide how much to compute, per input and per position.
 
 The maths        stick_breaking, log_stick_breaking, expected_steps, act_halting, TruncatedGeometric
-The modes        Relaxed, Discrete, Thresholded, ACT; Thresholds
+The modes        Relaxed, Discrete, Thresholded, ACT; Mode, Thresholds
 The loop         HaltingLoop, advance, decide: for loops of your own
 The block        AdaptiveBlock, Ponder, Residual, use_mode, use_thresholds
 The objective    map_loss, reinforce_loss, ponder_loss, EMABaseline
@@ -15,16 +15,16 @@ from torchpact.core.baseline import EMABaseline
 from torchpact.core.block import AdaptiveBlock
 from torchpact.core.halting import ACTHalting, act_halting, expected_steps, log_stick_breaking, stick_breaking
 from torchpact.core.loop import HaltingLoop, advance, decide
-from torchpact.core.modes import ACT, Discrete, Relaxed, Thresholded
+from torchpact.core.modes import ACT, Discrete, Mode, Relaxed, Thresholded
 from torchpact.core.objective import map_loss, ponder_loss, reinforce_loss
 from torchpact.core.overrides import use_mode, use_thresholds
 from torchpact.core.ponder import Ponder
 from torchpact.core.priors import TruncatedGeometric
-from torchpact.core.residual import Residual
 from torchpact.core.thresholds import Thresholds
 from torchpact.engines import deploy
 from torchpact.flops.count import count_flops
 from torchpact.models import AdaptiveRNN
+from torchpact.nn.residual import Residual
 
 __version__ = "0.1.0"
 
@@ -36,6 +36,7 @@ __all__ = [
     "Discrete",
     "EMABaseline",
     "HaltingLoop",
+    "Mode",
     "Ponder",
     "Relaxed",
     "Residual",

@@ -4,10 +4,10 @@ from functools import partial
 
 import pytest
 
-from torchpact.engines import deployment, own, registry, standing_in
+from torchpact.engines import autotune, whole
 from torchpact.engines.timing import interleaved
 
-MEASURE = (deployment, own, registry, standing_in)
+MEASURE = (autotune, whole)
 
 
 @pytest.fixture(scope="module")

@@ -9,10 +9,17 @@ from torch import nn
 import torchpact as tp
 from tests.engines.networks import relative
 from tests.engines.strangers import Attends, Rotate, agree
-from torchpact.engines import CompactBlock, Unsupported
-from torchpact.engines.generic.independence import compacted
+from torchpact.core.call_args import CallArgs
+from torchpact.engines import Unsupported
+from torchpact.engines.generic.compact import CompactRunner
+from torchpact.engines.generic.independence import check_independence
 
 pytestmark = pytest.mark.usefixtures("no_patience")
+
+
+def checked(block, u, *context):
+    """Whether positions leave, rather than examples, once steps are seen to be independent."""
+    return check_independence(block, u, CallArgs(context))
 
 
 @torch.no_grad()
@@ -42,9 +49,9 @@ def test_positions_leave_where_steps_look_at_one_at_a_time(shape, mode):
 
     shared = tp.AdaptiveBlock(shifted, block.halting[0], max_steps=5, mode=mode)
     for one, context in ((block, ()), (block, (shift,)), (shared, (shift, (table,)))):
-        compact = compacted(one, u, *context)
-        assert isinstance(compact, CompactBlock)
-        (output, ponder), (expected, reference) = compact(u, *context), one(u, *context)
+        compact = CompactRunner(one, checked(one, u, *context), (u, CallArgs(context)))
+        assert compact.positions == (torch.Size(shape[1:-1]).numel() > 1)
+        (output, ponder), (expected, reference) = compact(u, CallArgs(context)), one(u, *context)
         assert output.shape == expected.shape
         assert relative(output, expected) < 1e-5
         assert [x.shape for x in ponder[:4]] == [x.shape for x in reference[:4]]
@@ -87,12 +94,12 @@ def fixed(u):
 @pytest.mark.parametrize(
     ("step", "head", "shape", "reason"),
     [
-        (mixing, nn.Linear(6, 1), (4, 6), "expected steps and heads that treat examples one by one"),
+        (mixing, nn.Linear(6, 1), (4, 6), "expected steps and heads that treat examples independently"),
         (
             torch.tanh,
             lambda u: u.mean(0, True).mean(1, True).expand(len(u), 1),
             (4, 6),
-            "treat examples one by one",
+            "treat examples independently",
         ),
         (fixed, nn.Linear(6, 1), (4, 6), "expected steps that can run fewer examples, got RuntimeError"),
         (torch.tanh, nn.Linear(6, 1), (1, 6), "expected two examples"),
@@ -108,7 +115,7 @@ def test_steps_that_mix_examples_run_as_they_are(step, head, shape, reason):
     fast = tp.deploy(block, u)
     assert [each.engine for each in fast.report.measurements] == ["dense", "dense"]
     with pytest.raises(Unsupported, match=reason):
-        compacted(block, u)
+        checked(block, u)
     with torch.no_grad():
         (output, ponder), (expected, reference) = fast(u), block(u)
     assert torch.equal(output, expected)
@@ -143,15 +150,17 @@ def loud(u):
 def test_steps_that_seem_to_treat_examples_one_by_one_are_found_out(step, u):
     block = tp.AdaptiveBlock(step, lambda u: u[..., :1], max_steps=3, mode="thresholded")
     with pytest.raises(Unsupported):
-        compacted(block, u)
+        checked(block, u)
 
 
 def test_a_row_that_all_share_is_not_taken_for_the_first_examples_own():
     block = tp.AdaptiveBlock(lambda u, m: u + m[0], nn.Linear(6, 1), max_steps=3, mode="thresholded")
     u, memory = torch.randn(9, 6), torch.randn(9, 6)
-    with pytest.raises(Unsupported, match="treat examples one by one"):
-        compacted(block, u, memory)
-    assert compacted(block, u, nn.Parameter(memory)).theirs == (False,)
+    with pytest.raises(Unsupported, match="treat examples independently"):
+        checked(block, u, memory)
+    context = CallArgs((nn.Parameter(memory),))
+    assert not check_independence(block, u, context)
+    assert CompactRunner(block, False, (u, context)).per_example == ((False,), {})
 
 
 def shares(u, context):
@@ -173,8 +182,8 @@ def masks(u, mask):
 )
 def test_a_context_that_tells_nothing_does_not_hide_what_is_shared(step, u, context):
     block = tp.AdaptiveBlock(step, lambda u: u[..., :1], max_steps=3, mode="thresholded")
-    with pytest.raises(Unsupported, match="one by one"):
-        compacted(block, u, context)
+    with pytest.raises(Unsupported, match="independently"):
+        checked(block, u, context)
 
 
 @torch.no_grad()
@@ -212,7 +221,7 @@ def test_steps_may_differ_in_precision():
         mode="thresholded",
     )
     u = torch.randn(20, 6)
-    (output, ponder), (expected, reference) = CompactBlock(first)(u), first(u)
+    (output, ponder), (expected, reference) = CompactRunner(first)(u), first(u)
     assert len(reference.steps.unique()) > 1
     assert torch.equal(ponder.steps, reference.steps)
     assert relative(output, expected) < 1e-2
@@ -234,7 +243,7 @@ def test_steps_are_told_the_gate_when_others_have_left():
     torch.manual_seed(0)
     block = tp.AdaptiveBlock(KnowsTheFirst(), nn.Linear(6, 1), max_steps=6, mode="thresholded")
     u = torch.randn(20, 6)
-    (output, ponder), (expected, reference) = CompactBlock(block)(u), block(u)
+    (output, ponder), (expected, reference) = CompactRunner(block)(u), block(u)
     assert len(reference.steps.unique()) > 1
     assert torch.equal(ponder.steps, reference.steps)
     assert relative(output, expected) < 1e-6
@@ -298,8 +307,8 @@ def test_states_of_tuples_deploy(fastest):
 
 
 def test_steps_may_blow_up_where_nobody_goes():
-    """All steps run to see whether they treat examples one by one, those too that no example reaches."""
+    """All steps run to see whether they treat examples independently, those too that no example reaches."""
     block = tp.AdaptiveBlock(
         lambda u: 1e20 * u, lambda u: u[:, :1].abs() - 1, max_steps=6, mode="thresholded"
     )
-    assert not compacted(block, torch.randn(6, 3)).positions
+    assert not checked(block, torch.randn(6, 3))

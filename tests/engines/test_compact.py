@@ -4,7 +4,9 @@ from torch import nn
 
 import torchpact as tp
 from tests.engines.networks import relative
-from torchpact.engines import CompactBlock, Unsupported
+from torchpact.core.call_args import CallArgs
+from torchpact.engines import Unsupported
+from torchpact.engines.generic.compact import CompactRunner
 
 
 class Counting(nn.Module):
@@ -18,6 +20,11 @@ class Counting(nn.Module):
     def forward(self, u, shift=0.0):
         self.seen.append(len(u))
         return torch.tanh(self.linear(u)) + shift
+
+
+def compact(block, u, *context):
+    """Run a block with halted examples leaving the batch."""
+    return CompactRunner(block)(u, CallArgs(context))
 
 
 def block_with(mode):
@@ -34,7 +41,7 @@ def test_outputs_and_ponders_are_those_of_the_block(mode, batch):
     u, shift = torch.randn(batch, 6), torch.randn(batch, 6)
     with torch.no_grad():
         expected, ponder = block(u, shift)
-    output, got = CompactBlock(block)(u, shift)
+    output, got = compact(block, u, shift)
     assert relative(output, expected) < 1e-5
     assert torch.equal(got.steps, ponder.steps)
     for one, other in zip(got[:4], ponder[:4], strict=True):
@@ -56,14 +63,14 @@ def test_steps_are_given_the_gate_of_the_mode():
     block = tp.AdaptiveBlock(units, head, mode=Damped())
     u = torch.randn(40, 6)
     expected, ponder = block(u)
-    output, got = CompactBlock(block)(u)
+    output, got = compact(block, u)
     assert torch.equal(got.steps, ponder.steps)
     assert relative(output, expected) < 1e-5
 
 
 def test_a_step_is_given_the_active_examples_only():
     block, step = block_with("thresholded")
-    _, ponder = CompactBlock(block)(torch.randn(40, 6))
+    _, ponder = compact(block, torch.randn(40, 6))
     assert step.seen == [int(n) for n in ponder.active.flatten(1).sum(1) if n]
     assert step.seen[-1] < 40
 
@@ -76,7 +83,7 @@ def test_states_may_be_tuples():
     x, u = torch.randn(30, 3), (torch.randn(30, 5), torch.randn(30, 5))
     with torch.no_grad():
         expected, ponder = block(u, x)
-    output, got = CompactBlock(block)(u, x)
+    output, got = compact(block, u, x)
     assert torch.equal(got.steps, ponder.steps)
     assert all(relative(one, other) < 1e-5 for one, other in zip(output, expected, strict=True))
 
@@ -85,20 +92,20 @@ def test_the_input_stays_as_it_was():
     block, _ = block_with("thresholded")
     u = torch.randn(8, 6)
     before = u.clone()
-    CompactBlock(block)(u)
+    compact(block, u)
     assert torch.equal(u, before)
 
 
 def test_a_mode_in_which_nobody_leaves_is_refused():
     block, _ = block_with("relaxed")
-    with pytest.raises(Unsupported, match="expected a mode in which examples are done early, got Relaxed"):
-        CompactBlock(block)(torch.randn(2, 6))
+    with pytest.raises(Unsupported, match="expected a mode in which examples halt for good, got Relaxed"):
+        compact(block, torch.randn(2, 6))
 
 
 def test_a_decision_for_every_position_is_refused():
     block = tp.AdaptiveBlock(nn.Tanh(), nn.Identity(), max_steps=3, mode="thresholded")
     with pytest.raises(Unsupported, match=r"expected one halting logit an example, got logits of \(2, 6\)"):
-        CompactBlock(block)(torch.randn(2, 6))
+        compact(block, torch.randn(2, 6))
 
 
 @pytest.mark.parametrize("rows", [1, 2, 3, 4, 6])
@@ -116,7 +123,7 @@ def test_a_table_that_all_examples_share_stays_whole(rows):
     u, table, own = torch.randn(5, 4), torch.randn(rows, 4), torch.randn(5, 1)
     with torch.no_grad():
         expected, ponder = block(u, table, own)
-    output, got = CompactBlock(block)(u, table, own)
+    output, got = compact(block, u, table, own)
     assert torch.equal(got.steps, ponder.steps)
     assert relative(output, expected) < 1e-6
 
@@ -126,7 +133,7 @@ def test_act_in_double_precision():
     u = torch.randn(6, 3, dtype=torch.double)
     with torch.no_grad():
         expected, _ = block(u)
-    output, _ = CompactBlock(block)(u)
+    output, _ = compact(block, u)
     assert output.dtype == torch.double
     assert relative(output, expected) < 1e-12
 
@@ -145,6 +152,6 @@ def test_contexts_may_be_tuples(batch):
     pair, table = (own, (deep,)), torch.randn(3, 4)
     with torch.no_grad():
         expected, ponder = block(u, pair, table)
-    output, got = CompactBlock(block)(u, pair, table)
+    output, got = compact(block, u, pair, table)
     assert torch.equal(got.steps, ponder.steps)
     assert relative(output, expected) < 1e-6

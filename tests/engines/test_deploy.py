@@ -8,10 +8,12 @@ import pytest
 import torch
 
 import torchpact as tp
+from tests.engines.fakes import ConvEngine, NetworkEngine
 from tests.engines.networks import lively, relative, tell_heads
-from torchpact.engines import Unsupported, deployment, registry
-from torchpact.engines.deployed import BlockByBlock, Whole
+from torchpact.engines import Runner, Unsupported, autotune, registry, whole
+from torchpact.engines.sequential import BlockByBlock, Whole
 from torchpact.models import resnet32
+from torchpact.specs import network_spec
 
 pytestmark = pytest.mark.usefixtures("no_patience")
 
@@ -104,10 +106,8 @@ def test_a_soft_mode_runs_dense_with_a_warning():
 
 
 def test_the_table_says_what_was_chosen_and_why_not_more(monkeypatch):
-    def refuse(block):
-        raise Unsupported("native: expected a C++ compiler, found none")
-
-    monkeypatch.setitem(registry.ENGINES, "native", refuse)
+    refusing = ConvEngine("native", reason="native: expected a C++ compiler, found none")
+    monkeypatch.setitem(registry.ENGINES, "native", refusing)
     with pytest.warns(
         UserWarning, match=r"got native: the dense engine runs\. native: expected a C\+\+ compiler"
     ):
@@ -150,10 +150,7 @@ def test_per_image_act_is_deployed_compact():
 def test_an_engine_for_whole_networks_is_taken_if_it_is_the_fastest(monkeypatch):
     answer: tuple[torch.Tensor, list[tp.Ponder]] = torch.zeros(2, 10), []
 
-    def build(net, blocks):
-        return lambda images: answer
-
-    monkeypatch.setitem(registry.NETWORK_ENGINES, "whole", build)
+    monkeypatch.setitem(registry.ENGINES, "whole", NetworkEngine("whole", lambda images: answer))
     fast = tp.deploy(lively(), images_of(2))
     assert fast.report.measurements[-1].engine == "whole"
     assert fast(images_of(2)) is answer
@@ -164,17 +161,13 @@ def test_an_engine_for_whole_networks_is_taken_if_it_is_the_fastest(monkeypatch)
 def test_a_whole_network_is_tuned_with_the_example_and_told_about_details(monkeypatch):
     seen = []
 
-    class Network:
-        def __init__(self, net, blocks):
-            seen.append([block.details for block in blocks])
+    def run(images):
+        return torch.zeros(len(images), 10), []
 
-        def tune(self, images):
-            seen.append(images)
-
-        def __call__(self, images):
-            return torch.zeros(len(images), 10), []
-
-    monkeypatch.setitem(registry.NETWORK_ENGINES, "whole", Network)
+    engine = NetworkEngine(
+        "whole", run, tune=seen.append, see=lambda s: seen.append([b.details for b in s.blocks])
+    )
+    monkeypatch.setitem(registry.ENGINES, "whole", engine)
     example = images_of(2)
     tp.deploy(lively(), example, engines=["dense", "whole"], details=False)
     assert seen[0] == [False] * 3
@@ -240,7 +233,7 @@ def test_a_network_of_another_gpu_makes_it_the_current_one(monkeypatch):
         seen.append(device)
         yield
 
-    monkeypatch.setattr(fast, "check", lambda images: None)
+    monkeypatch.setattr(fast, "check", None)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "device", entered)
     for index in (0, 1):
@@ -249,16 +242,20 @@ def test_a_network_of_another_gpu_makes_it_the_current_one(monkeypatch):
     assert seen == [torch.device("cuda", 1)]
 
 
-def test_a_whole_network_waits_if_its_blocks_do():
-    class Waiting:
-        waits = True
+def test_a_whole_network_waits_for_the_device_if_its_blocks_do():
+    class Waiting(Runner):
+        host_sync = True
 
-        def __call__(self, u):
+        def __call__(self, u, context=None, bounds=None):
             return u, None
 
-    net = lively()
-    calm, waiting = (BlockByBlock(net, [run], [True]) for run in (lambda u: (u, None), Waiting()))
-    assert [Whole(calm, in_turn).waits for in_turn in (calm, waiting)] == [False, True]
+    class Calm(Waiting):
+        host_sync = False
+
+    spec = network_spec(lively())
+    assert spec is not None
+    calm, waiting = (BlockByBlock(spec, [run]) for run in (Calm(), Waiting()))
+    assert [Whole(calm, in_turn).host_sync for in_turn in (calm, waiting)] == [False, True]
 
 
 def test_other_modes_than_thresholded_keep_their_details():
@@ -270,16 +267,13 @@ def test_other_modes_than_thresholded_keep_their_details():
 def test_a_whole_network_leaves_sizes_that_it_does_not_know_to_the_blocks(monkeypatch):
     model = lively()
 
-    def build(net, blocks):
-        def run(images):
-            if images.size(2) != 16:
-                raise Unsupported(f"whole: expected images of 16 pixels, got {images.size(2)}")
-            return torch.full((len(images), 10), 7.0), []
+    def run(images):
+        if images.size(2) != 16:
+            raise Unsupported(f"whole: expected images of 16 pixels, got {images.size(2)}")
+        return torch.full((len(images), 10), 7.0), []
 
-        return run
-
-    monkeypatch.setitem(registry.NETWORK_ENGINES, "whole", build)
-    monkeypatch.setattr(deployment, "interleaved", lambda calls: dict.fromkeys(calls, 1.0) | {"whole": 0.5})
+    monkeypatch.setitem(registry.ENGINES, "whole", NetworkEngine("whole", run))
+    monkeypatch.setattr(whole, "interleaved", lambda calls: dict.fromkeys(calls, 1.0) | {"whole": 0.5})
     fast = tp.deploy(model, images_of(2), engines=["dense", "whole"])
     assert fast(images_of(2))[0].eq(7).all()
     assert agree(fast, model, images_of(2, size=12))
@@ -291,7 +285,7 @@ def test_a_whole_network_leaves_sizes_that_it_does_not_know_to_the_blocks(monkey
 
 
 def test_the_engine_on_the_chip_is_offered_to_gpus_and_says_what_it_lacks():
-    names = partial(registry.names_among, registry.ENGINES | registry.NETWORK_ENGINES, None)
+    names = partial(registry.names_among, None)
     assert "onchip" in names("cuda")
     assert "onchip" not in names("cpu")
     fast = tp.deploy(lively().half(), images_of(1).half(), engines=["dense", "onchip"])
@@ -299,8 +293,8 @@ def test_the_engine_on_the_chip_is_offered_to_gpus_and_says_what_it_lacks():
     assert fast.explain().splitlines()[-1] == "onchip: expected a network on a GPU, got one on cpu"
 
 
-def test_a_new_engine_is_an_entry_in_a_dict(monkeypatch):
-    monkeypatch.setitem(registry.ENGINES, "mine", registry.ENGINES["dense"])
+def test_a_new_engine_is_an_entry_in_the_table(monkeypatch):
+    monkeypatch.setitem(registry.ENGINES, "mine", ConvEngine("mine"))
     fast = tp.deploy(lively(), images_of(1), engines=["mine"])
     assert [each.engine for each in fast.report.measurements] == ["mine"] * 3 + ["blocks"]
 
@@ -313,7 +307,7 @@ def test_a_new_engine_is_an_entry_in_a_dict(monkeypatch):
             TypeError,
             "expected a network with adaptive blocks, got Linear without any",
         ),
-        (lambda: tp.deploy(lively(), images_of(0)), ValueError, "expected an example of at least one image"),
+        (lambda: tp.deploy(lively(), images_of(0)), ValueError, "expected an example of at least one input"),
         (lambda: tp.deploy(lively(), images_of(1)[0]), ValueError, r"got \(3, 16, 16\)"),
         (
             lambda: tp.deploy(lively(), images_of(1).double()),
@@ -345,7 +339,7 @@ def test_the_fastest_engine_is_taken(monkeypatch, fastest):
     def measured(candidates, **_):
         return {name: 1.0 if name in (fastest, "blocks") else 2.0 for name in candidates}
 
-    for module in (deployment, registry):
+    for module in (autotune, whole):
         monkeypatch.setattr(module, "interleaved", measured)
     fast = tp.deploy(lively(), images_of(2), engines=["dense", "sparse"])
     assert [m.engine for m in fast.report.measurements[:-1]] == [fastest] * 3
@@ -364,7 +358,7 @@ def test_autocast_around_it_changes_nothing():
 def test_engines_are_a_list():
     with pytest.raises(TypeError, match="expected a list of engines, got the string 'dense'"):
         tp.deploy(lively(), images_of(1), engines="dense")
-    with pytest.raises(TypeError, match="expected a tensor of images as the example, got list"):
+    with pytest.raises(TypeError, match="expected tensors whose first dimension is the batch, got list"):
         tp.deploy(lively(), [1, 2])
 
 

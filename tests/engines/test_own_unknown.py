@@ -11,8 +11,8 @@ from torch import nn
 import torchpact as tp
 from tests.engines.networks import block_of, relative
 from tests.engines.strangers import Attends, Mine, Rotate, agree
-from torchpact.engines import standing_in
-from torchpact.engines.deployed import DeployedBlock
+from torchpact.engines import whole
+from torchpact.engines.patching import PatchedPart
 from torchpact.models import HaltingHead, ResidualUnit
 
 pytestmark = pytest.mark.usefixtures("no_patience")
@@ -51,13 +51,15 @@ def test_what_engines_do_not_know_runs_as_it_is():
     fast = tp.deploy(net, u)
     assert agree(fast, net, u)
     text = fast.explain()
-    for line in (
-        "other: Own has a forward of its own, which engines do not know",
-        "biased: expected step 2 to have Conv2d(",
-        "told: called with mode, which is not fixed",
-        "unused: the example does not come to it",
+    for start, name in (
+        ("Own has a forward of its own, which engines do not know", "other"),
+        ("expected step 2 to have Conv2d(", "biased"),
+        ("called with mode, which is not fixed", "told"),
+        ("the example does not come to it", "unused"),
     ):
-        assert any(row.startswith(line) for row in text.splitlines()), line
+        assert any(row.startswith(start) and row.endswith(f"(block {name})") for row in text.splitlines()), (
+            start
+        )
 
 
 class Doubled(tp.models.ResNet):
@@ -104,8 +106,10 @@ def test_changed_units_are_not_run_by_engines(change):
     else:
         inner = unit.forward
         unit.forward = lambda u, gate=None: 2 * inner(u, gate=gate)
-    with pytest.raises(TypeError, match=r"^expected units and heads "):
-        tp.deploy(block, u)
+    alone = tp.deploy(block, u)
+    with torch.no_grad():
+        assert relative(alone(u)[0], block(u)[0]) < 1e-5
+    assert "expected units and heads " in alone.explain()
 
     class Around(nn.Module):
         def __init__(self):
@@ -118,7 +122,7 @@ def test_changed_units_are_not_run_by_engines(change):
 
     fast = tp.deploy(Around(), u)
     assert agree(fast, Around(), u)
-    assert "block: expected units and heads " in fast.explain()
+    assert "expected units and heads " in fast.explain()
 
 
 def test_a_mode_of_none_is_none():
@@ -152,7 +156,7 @@ def test_modules_may_have_attributes_of_any_name():
 def test_rows_say_what_runs_and_warnings_what_does_not(monkeypatch):
     net, images = Mine().eval(), torch.randn(2, 3, 6, 6)
     monkeypatch.setattr(
-        standing_in,
+        whole,
         "interleaved",
         lambda ways, **_: {name: 2.0 if name.startswith("blocks") else 1.0 for name in ways},
     )
@@ -161,7 +165,7 @@ def test_rows_say_what_runs_and_warnings_what_does_not(monkeypatch):
     ):
         fast = tp.deploy(net, images, engines=["native"])
     assert {each.engine for each in fast.report.measurements} == {"dense"}
-    assert "thinks: native: expected residual units or bottlenecks, got other steps" in fast.explain()
+    assert "native: expected convolutional units, got other steps (block thinks)" in fast.explain()
 
 
 def test_act_in_which_examples_leave_is_no_reason_to_warn():
@@ -183,7 +187,7 @@ def test_steps_without_products_have_no_flops_to_promise():
     assert "inf" not in tp.deploy(block, torch.randn(4, 6)).explain()
 
 
-def test_recurrent_layers_beside_blocks_run_as_they_are():
+def test_recurrent_layers_beside_blocks_are_deployed_too():
     class Both(nn.Module):
         def __init__(self):
             super().__init__()
@@ -199,11 +203,13 @@ def test_recurrent_layers_beside_blocks_run_as_they_are():
     net, x = Both().eval(), torch.randn(4, 5, 3)
     fast = tp.deploy(net, x)
     assert agree(fast, net, x)
-    assert "rnn: leaves halted sequences out by itself" in fast.explain()
-    with pytest.raises(
-        TypeError, match=r"^expected a network with adaptive blocks, got AdaptiveRNN, whose recurrent"
-    ):
-        tp.deploy(net.rnn, x)
+    assert [each.name for each in fast.report.measurements] == ["rnn", "block", "all"]
+    with torch.no_grad():
+        output, final, ponder = tp.deploy(net.rnn, x)(x)
+        expected, expected_final, reference = net.rnn(x)
+    assert relative(output, expected) < 1e-5
+    assert relative(final, expected_final) < 1e-5
+    assert torch.equal(ponder.steps, reference.steps)
 
 
 def test_networks_whose_flops_cannot_be_counted_deploy_all_the_same():
@@ -244,7 +250,11 @@ class Locked(nn.Module):
         (lambda: tp.deploy(nn.Linear(2, 2), torch.zeros(1, 2)), TypeError, "got Linear without any$"),
         (lambda: tp.deploy(Mine(), torch.zeros(0, 3, 6, 6)), ValueError, "at least one input, got none$"),
         (lambda: tp.deploy(Mine(), NO_TENSOR), TypeError, "first dimension is the batch, got str$"),
-        (lambda: tp.deploy(Mine().looks, (torch.zeros(1), 2)), TypeError, "a tensor of maps .* got tuple$"),
+        (
+            lambda: tp.deploy(Mine().looks, torch.zeros(1)),
+            ValueError,
+            r"^expected maps of shape .* got \(1,\)$",
+        ),
         (lambda: tp.deploy(NO_MODULE, torch.zeros(1)), TypeError, "^expected an nn.Module, got a builtin"),
         (lambda: tp.deploy(deployed(), torch.zeros(2, 3, 6, 6)), TypeError, "^expected a model, got what is"),
         (
@@ -262,7 +272,7 @@ def test_what_cannot_be_is_refused_in_a_line(call, error, message):
 
 def test_the_network_is_left_alone_where_engines_do_not_help(monkeypatch):
     monkeypatch.setattr(
-        standing_in,
+        whole,
         "interleaved",
         lambda ways, **_: {name: 2.0 if name.startswith("blocks") else 1.0 for name in ways},
     )
@@ -270,6 +280,7 @@ def test_the_network_is_left_alone_where_engines_do_not_help(monkeypatch):
     fast = tp.deploy(net, images)
     assert fast.report.measurements[-1].engine == "dense"
     assert "as a whole, the network is fastest as it is: no engine runs" in fast.explain()
-    assert not any(isinstance(each, DeployedBlock) for each in fast.network.modules())
-    assert "forward" not in vars(fast.network.looks)
+    for part in (fast.network.looks, fast.network.thinks):
+        assert isinstance(part.forward, PatchedPart)
+        assert part.forward.runner is None
     assert agree(fast, net, images)

@@ -1,6 +1,9 @@
 """Transformer layers whose tokens halt: the same as masked ones, and as PyTorch's where nobody does."""
 
 import copy
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
+from threading import Barrier
 
 import pytest
 import torch
@@ -9,13 +12,16 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 import torchpact as tp
+from torchpact.engines.attention import rows
+from torchpact.flops.attention import attention_flops
 from torchpact.models import TransformerUnit
-from torchpact.nn import transformer
+from torchpact.nn.transformer import attention_layer
+from torchpact.specs import dense_execution, gated_execution, register_price
 
 
 @pytest.fixture(autouse=True)
 def _small_ones_pay(monkeypatch):
-    monkeypatch.setattr(transformer, "LEAST", 0)
+    monkeypatch.setattr(rows, "LEAST", 0)
 
 
 class Masked(TransformerUnit):
@@ -100,7 +106,7 @@ def test_halted_tokens_cost_what_it_says(counts):
     gate = (torch.arange(9) < torch.tensor(counts)[:, None]).unsqueeze(2)
     with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
         unit(torch.randn(3, 9, 12), gate=gate.float())
-    said = unit.flops_where(gate, (3, 9, 12))
+    said = attention_flops(attention_layer(unit), gate, 9)
     assert counter.get_total_flops() == said.sum()
     assert said[1] == 0 or counts[1]
 
@@ -115,30 +121,121 @@ def test_examples_may_have_very_many_open_tokens_or_few(options):
     assert torch.allclose(ours(u, padding, gate=gate), masked(u, padding, gate=gate), atol=1e-4)
     with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
         ours(u, padding, gate=gate)
-    said = ours.flops_where(gate > 0, u.shape).sum()
-    everything = ours.flops_where(torch.ones(7, 64, 1) > 0, u.shape).sum()
+    spec = attention_layer(ours)
+    said = attention_flops(spec, gate > 0, 64).sum()
+    everything = attention_flops(spec, torch.ones(7, 64, 1) > 0, 64).sum()
     assert said < counter.get_total_flops() < said + 0.1 * everything  # 0.3 if all had room for 60
+
+
+def flops_of(unit, u, gate):
+    with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+        unit(u, gate=gate)
+    return counter.get_total_flops()
 
 
 @torch.no_grad()
 def test_where_little_would_be_saved_none_are_picked(monkeypatch):
-    unit = units()
-    monkeypatch.setattr(unit, "_at", None)
+    unit, u = units(), torch.randn(2, 20, 12)
     gate = torch.ones(2, 20, 1)
+    everything = flops_of(unit, u, gate)
     gate[:, 3] = 0
-    u = torch.randn(2, 20, 12)
-    assert unit(u, gate=gate).shape == u.shape
+    assert flops_of(unit, u, gate) == everything
     gate[:, 3:] = 0
-    with pytest.raises(TypeError, match="not callable"):
-        unit(u, gate=gate)
     saved = 2 * 17 * 4 * 12 * (12 + 20 + 20)
-    monkeypatch.setattr(transformer, "LEAST", saved)
-    with pytest.raises(TypeError, match="not callable"):
-        unit(u, gate=gate)
-    monkeypatch.setattr(transformer, "LEAST", saved + 1)
-    assert unit(u, gate=gate).shape == u.shape
-    with torch.enable_grad(), pytest.raises(TypeError, match="not callable"):
-        unit(u, gate=gate)
+    assert flops_of(unit, u, gate) == everything - saved
+    monkeypatch.setattr(rows, "LEAST", saved)
+    assert flops_of(unit, u, gate) == everything - saved
+    monkeypatch.setattr(rows, "LEAST", saved + 1)
+    assert flops_of(unit, u, gate) == everything
+    with torch.enable_grad():
+        assert flops_of(unit, u, gate) == everything - saved
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@torch.no_grad()
+def test_examples_without_open_tokens_are_left_out_even_where_tokens_are_not_picked(monkeypatch, causal):
+    unit, masked, u = units(causal=causal), units(Masked, causal=causal), torch.randn(4, 9, 12)
+    monkeypatch.setattr(rows, "LEAST", 1e9)
+    gate = torch.tensor([1.0, 0.0, 0.5, 0.0]).view(4, 1, 1)
+    assert flops_of(unit, u, gate) == flops_of(unit, u, torch.ones(4, 1, 1)) / 2
+    for padding in (None, padded(4, 9)):
+        expected = masked(u, padding, gate=gate.expand(4, 9, 1))
+        assert torch.allclose(unit(u, padding, gate=gate), expected, atol=1e-5)
+
+
+def with_gradients(unit, u, padding, gate):
+    output = unit(u, padding, gate=gate)
+    wanted = [u, gate, *unit.parameters()]
+    found = torch.autograd.grad(output.square().sum(), wanted, materialize_grads=True)
+    return [output, found[0], found[1].masked_fill(gate == 0, 0.0), *found[2:]]
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("per", ["token", "example"])
+def test_dense_execution_is_the_same_in_value_and_in_every_gradient(seed, causal, per):
+    unit = units(causal=causal)
+    torch.manual_seed(seed)
+    batch, length = int(torch.randint(1, 6, ())), int(torch.randint(1, 12, ()))
+    u = torch.randn(batch, length, 12, requires_grad=True)
+    padding = (torch.arange(length) >= torch.randint(1, length + 1, (batch, 1))) if seed % 2 else None
+    gate = torch.rand(batch, length if per == "token" else 1, 1)
+    gate = (gate * (torch.rand_like(gate) < seed / 5)).requires_grad_()
+    got = with_gradients(unit, u, padding, gate)
+    with dense_execution():
+        expected = with_gradients(unit, u, padding, gate)
+    for ours, theirs in zip(got, expected, strict=True):
+        assert ours.shape == theirs.shape
+        assert torch.allclose(ours, theirs, rtol=1e-3, atol=1e-4)
+
+
+@torch.no_grad()
+def test_dense_execution_computes_everything_and_ends():
+    unit, u, gate = units(), torch.randn(2, 20, 12), torch.zeros(2, 20, 1)
+    gate[:, :2] = 1
+    few = flops_of(unit, u, gate)
+    with dense_execution():
+        everything = flops_of(unit, u, gate)
+        with gated_execution():
+            assert flops_of(unit, u, gate) == few
+        assert flops_of(unit, u, gate) == everything
+    with pytest.raises(KeyError), dense_execution():
+        raise KeyError
+    assert flops_of(unit, u, gate) == few
+    assert everything == flops_of(unit, u, torch.ones(2, 20, 1))
+    assert few < everything / 2
+
+
+class Noting(nn.Linear):
+    """A layer that remembers how many rows it was given."""
+
+    def __init__(self, *sizes):
+        super().__init__(*sizes)
+        self.seen = []
+
+    def forward(self, x):
+        self.seen.append(x.numel() // x.size(-1))
+        return super().forward(x)
+
+
+def test_threads_with_other_settings_do_not_disturb_each_other():
+    u, gate, both = torch.randn(2, 20, 12), torch.zeros(2, 20, 1), Barrier(3)
+    gate[:, :2] = 1
+
+    def work(setting):
+        unit = units()
+        unit.linear1 = Noting(12, 20)
+        with setting(), torch.no_grad():
+            for _ in range(20):
+                both.wait(timeout=60)
+                unit(u, gate=gate)
+        return unit.linear1.seen
+
+    settings = (dense_execution, gated_execution, nullcontext)
+    with ThreadPoolExecutor(3) as threads, dense_execution():  # which other threads do not inherit
+        dense, picked, default = threads.map(work, settings)
+    assert dense == [40] * 20
+    assert picked == default == [4] * 20
 
 
 def blocks(mode, head, **options):
@@ -189,7 +286,7 @@ def test_flops_are_counted_and_deployed_networks_do_the_same(head):
     assert steps.unique().numel() > 1, "all halted at once: the comparison is empty"
 
     per_head = 2 * 12 * (1 if head is OfExample else 7)
-    cost = sum(block.steps[0].flops_where(steps > index, u.shape) for index in range(5))
+    cost = sum(attention_flops(attention_layer(block.steps[0]), steps > index, 7) for index in range(5))
     asked = sum((steps > index).double().mean((1, 2)) * per_head for index in range(4))
     assert tp.count_flops(block, (u, padding)).total.tolist() == [round(x) for x in (cost + asked).tolist()]
 
@@ -323,22 +420,25 @@ def test_other_layers_are_refused(layer, error, message):
 
 
 class Pixels(tp.Residual):
-    """A step of somebody's own that says what it costs: so much for each pixel that runs."""
+    """A step of one's own that has a price: so much for each pixel that runs."""
 
-    def flops_where(self, active, shape):
-        assert shape[1:] == (4, 8, 6)
-        return 100 * active.flatten(1).sum(1)
+
+@register_price(Pixels)
+def price_of_pixels(step, active, shape):
+    assert type(step) is Pixels
+    assert shape[1:] == (4, 8, 6)
+    return 100 * active.flatten(1).sum(1)
 
 
 class Changed(Pixels):
-    """It does something else, and has not said what that costs."""
+    """It does something else, and has no price."""
 
-    def forward(self, u, *context, gate=None):
-        return super().forward(u, *context, gate=gate)
+    def forward(self, u, *context, gate=None, **named):
+        return super().forward(u, *context, gate=gate, **named)
 
 
 @torch.no_grad()
-def test_other_steps_may_say_their_cost_too_and_who_changes_them_anew():
+def test_other_steps_may_have_a_price_and_subclasses_need_one_of_their_own():
     torch.manual_seed(0)
     u, head = torch.randn(2, 4, 8, 6), nn.Conv2d(4, 1, 1)
     for kind, price in ((Pixels, 100), (Changed, 2 * 9 * 4 * 4)):

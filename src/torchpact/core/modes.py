@@ -177,6 +177,16 @@ class ACT(Mode):
         return steps + 1 - torch.where(before, probs, torch.zeros_like(probs)).sum(0)
 
 
+class NeverHalt(Mode):
+    """No position halts, whatever heads say: every step runs and every head is asked, to measure costs."""
+
+    hard: ClassVar[bool] = True
+
+    def halt(self, remaining: Tensor, logits: Tensor) -> tuple[Tensor, Tensor]:
+        """Leave all that remains."""
+        return torch.zeros_like(remaining), remaining
+
+
 MODES: dict[str, type[Mode]] = {
     "relaxed": Relaxed,
     "discrete": Discrete,

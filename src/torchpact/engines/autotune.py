@@ -1,110 +1,164 @@
-"""What deploy does for a block: the engines that can run it are measured, and the fastest stays."""
+"""One algorithm that measures the engines that can run a part of a network, and chooses the fastest."""
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from torchpact.core.block import AdaptiveBlock
-from torchpact.core.modes import Mode
+from torchpact.checks import one_line
+from torchpact.core.call_args import CallArgs, first_tensor
 from torchpact.core.ponder import Ponder
-from torchpact.engines.block_spec import FoldedBlock, Runner
-from torchpact.engines.deployed import BlockByBlock, Deployed, DeployedBlock, OneBlock, Whole
-from torchpact.engines.generic import dense
-from torchpact.engines.graphs import Graphed, generators_of
-from torchpact.engines.registry import ENGINES, Network, Notes, built, measured, tuned
-from torchpact.engines.report import Measurement, Report
-from torchpact.engines.validation import check_block
-from torchpact.flops.conv import block_flops, plain_flops
+from torchpact.engines.base import NetworkRunner, Runner, Unsupported
+from torchpact.engines.conv.support import conv_block_problem
+from torchpact.engines.generic.dense import plain_runner
+from torchpact.engines.graphs import generators_of, repeatable
+from torchpact.engines.reference import AllSteps, Reference
+from torchpact.engines.registry import ENGINES
+from torchpact.engines.timing import interleaved
+from torchpact.specs import BlockSpec, NetworkSpec
+
+Notes = dict[str, None]
+"""Lines for people, in order, each once."""
 
 
 class Choice(NamedTuple):
-    """What was found for a block, or for the network, which has no output shape."""
+    """What was found for a part."""
 
     engine: str
-    seconds: dict[str, float]
-    shape: torch.Size | None
+    seconds: Mapping[str, float]
+    """By engine; "plain" is all steps without decisions."""
+    runner: Runner | None
+    """What runs it; None is the part itself."""
+    skips: bool
+    """Whether an engine was tried that computes active positions only."""
 
 
 def choose(
-    block: FoldedBlock,
-    names: Sequence[str],
-    u: Tensor,
-    generators: Sequence[torch.Generator],
-    notes: Notes,
-) -> tuple[Runner, Choice, tuple[Tensor, Ponder | None]]:
-    """Return the fastest of the engines that can run a block, what was measured, and what it makes of u."""
-    runners = built({n: partial(tuned, partial(ENGINES[n], block), u) for n in names}, notes)
-    runners = runners or {"dense": dense.build(block)}
-    seconds = measured(runners | {"plain": dense.build_plain(block)}, u, generators)
-    best = min(runners, key=seconds.__getitem__)
-    outputs = runners[best](u)
-    return runners[best], Choice(best, seconds, outputs[0].shape), outputs
+    spec: BlockSpec, call: CallArgs, ponders: Sequence[Ponder | None], names: Sequence[str], notes: Notes
+) -> Choice:
+    """Return the fastest of the engines that can run a part on what it was given.
+
+    Args:
+        spec: What the part is.
+        call: A call of it.
+        ponders: What it did in its calls.
+        names: The engines to try.
+        notes: Gets a line for each engine that cannot run it.
+
+    Returns:
+        What runs it. Where no engine of the names can, the dense one is the choice.
+
+    """
+    u, context = call.args[0], CallArgs(call.args[1:], call.kwargs)
+    runners: dict[str, Runner] = built(spec, call, [n for n in names if n in ENGINES], notes)
+    if "dense" not in runners and (not runners or "dense" in names):
+        runners["dense"] = built(spec, call, ["dense"], {}).get("dense") or Reference(spec)
+    generators = generators_of([spec.mode])
+    timed = runners | {"plain": all_steps(spec, ponders)}
+    calls: dict[str, Callable[[], Any]] = {}
+    for name, run in timed.items():
+        if _works(run, u, context, name, notes):
+            calls[name] = _timed(run, u, context, generators)
+    among = [name for name in calls if name != "plain"]
+    if not among:
+        return Choice("dense", {}, None, False)
+    seconds = interleaved(calls)
+    best = min(among, key=seconds.__getitem__)
+    skips = any(name not in ("dense", "compiled") for name in among)
+    return Choice(best, seconds, None if type(runners[best]) is Reference else runners[best], skips)
+
+
+def all_steps(spec: BlockSpec, ponders: Sequence[Ponder | None] = ()) -> Runner:
+    """Return what runs all steps of a part and decides nothing; ``ponders`` are returned in turn."""
+    plain = plain_runner(spec) if conv_block_problem(spec) is None else None
+    return AllSteps(spec, ponders or [None], plain)
+
+
+def built(
+    spec: BlockSpec | NetworkSpec, call: CallArgs, names: Sequence[str], notes: Notes
+) -> dict[str, Any]:
+    """Return the runners of the engines that can run a part or a network, tuned on a call.
+
+    Args:
+        spec: What is to be run.
+        call: A call of it.
+        names: The engines to ask.
+        notes: Gets a line for each that cannot.
+
+    """
+    made: dict[str, Any] = {}
+    for name in names:
+        engine = ENGINES[name]
+        if isinstance(spec, NetworkSpec) and not engine.whole:
+            continue
+        try:
+            reason = engine.supports(spec, call)
+            if reason is not None:
+                raise Unsupported(reason)
+            runner = engine.build(spec, call)
+            if isinstance(runner, NetworkRunner):
+                runner.tune(first_tensor(call))
+                runner(first_tensor(call))  # which it may refuse
+            else:
+                runner.tune(call.args[0], CallArgs(call.args[1:], call.kwargs))
+        except Unsupported as problem:
+            notes[_named(name, str(problem))] = None
+        except Exception as error:  # whatever a user's steps make of a trial
+            notes[_named(name, one_line(error))] = None
+        else:
+            made[name] = runner
+    return made
+
+
+def _named(engine: str, reason: str) -> str:
+    """Return why an engine cannot run something, beginning with its name."""
+    return reason if reason.startswith(f"{engine}: ") else f"{engine}: {reason}"
+
+
+def _timed(
+    run: Runner, u: Any, context: CallArgs, generators: Sequence[torch.Generator]
+) -> Callable[[], Any]:
+    if isinstance(u, Tensor) and not context.values:
+        return repeatable(run, u, generators, run.host_sync)
+    return partial(run, u, context)
+
+
+def _works(run: Runner, u: Any, context: CallArgs, name: str, notes: Notes) -> bool:
+    """Whether it runs outside of its network; if not, why is noted."""
+    try:
+        run(u, context)
+    except Exception as error:  # of autocast around it, say, or of states that no other part has
+        notes[f"{name}: {one_line(error)}"] = None
+        return False
+    return True
 
 
 @contextmanager
-def running(example: Tensor) -> Iterator[None]:
+def measuring(example: Tensor) -> Iterator[None]:
     """Measure as what is deployed will run: without gradients, on the example's device, in its precision."""
     current = torch.cuda.device(example.device) if example.device.type == "cuda" else nullcontext()
     with torch.no_grad(), torch.autocast(example.device.type, enabled=False), current:
         yield
 
 
-def as_called(
-    network: Whole | BlockByBlock | OneBlock, example: Tensor, generators: Sequence[torch.Generator]
-) -> tuple[Network, str | None]:
-    """Return the network as users will call it, in CUDA graphs where those help; or why there are none."""
-    if example.device.type != "cuda" or network.direct:
-        return network, None
-    if network.waits:
-        return network, "no CUDA graph: an engine waits for the device to know how much is left"
-    graphed = Graphed(network, generators)
-    graphed.record(example)
-    return (graphed, None) if graphed.problem is None else (network, graphed.problem)
+def joined(by_part: Mapping[str, Notes]) -> Notes:
+    """Return what was noted of all parts, and what of some, with their names.
 
-
-def check_example(fast: Deployed | DeployedBlock, example: Tensor) -> None:
-    """Refuse an example that does not fit, or of nothing."""
-    fast.check(example)
-    if not len(example):
-        raise ValueError("expected an example of at least one image, got none")
-
-
-def deploy_block(
-    block: AdaptiveBlock, example: Tensor, mode: Mode | None, names: Sequence[str], details: bool | None
-) -> DeployedBlock:
-    """Return a block of residual units as the fastest of these engines runs it."""
-    check_block(block)
-    folded = FoldedBlock(block, mode, details)
-    fast = DeployedBlock(folded, OneBlock(dense.build(folded), folded.details))
-    check_example(fast, example)
-    notes: Notes = {}
-    generators = generators_of([folded.mode])
-    with running(example):
-        example = example.contiguous(memory_format=torch.channels_last)
-        among = [name for name in names if name in ENGINES]
-        run, choice, (output, ponder) = choose(folded, among, example, generators, notes)
-        assert ponder is not None  # there are heads
-        fast.network, problem = as_called(OneBlock(run, folded.details), example, generators)
-        if problem is not None:
-            notes[problem] = None
-    size = output.shape[2:]
-    flops = float(block_flops(folded, ponder.steps, *size).double().mean())
-    active = float(ponder.steps.double().mean()) / block.max_steps
-    row = Measurement(
-        "1", sizes_of(output.shape), choice.engine, active, choice.seconds, flops, plain_flops(folded, *size)
-    )
-    fast.report = Report(len(example), [row], [*notes])
-    return fast
-
-
-def sizes_of(shape: Sequence[int]) -> str:
-    """Return what an example of this shape looks like, for people.
-
-    >>> sizes_of((64, 16, 32, 32))
-    '16×32×32'
+    >>> [*joined({"1": {"a": None, "b": None}, "2": {"a": None}})]
+    ['a', 'b (block 1)']
     """
-    return "×".join(str(size) for size in shape[1:])
+    lines: Notes = {}
+    for note in dict.fromkeys(note for notes in by_part.values() for note in notes):
+        where = [name for name, notes in by_part.items() if note in notes]
+        word = "block" if len(where) == 1 else "blocks"
+        lines[note if len(where) == len(by_part) else f"{note} ({word} {', '.join(where)})"] = None
+    return lines
+
+
+def fastest(seconds: Mapping[str, float], among: Sequence[str]) -> str:
+    """Return the name with the least seconds; what was not measured is last."""
+    return min(among, key=lambda name: seconds.get(name, math.inf))

@@ -1,36 +1,29 @@
 """The engine contract: how the active positions of a block get computed. Modes decide, engines execute.
 
-An engine is a file with a subclass of :class:`Engine` that is registered; :mod:`torchpact.engines.registry` has
-the table. It reads specs only. What it builds is a :class:`Runner`, whose outputs are those of the dense engine.
+An engine is a file with a subclass of :class:`Engine` that is registered; :mod:`torchpact.engines.registry`
+has the table. It reads specs only. What it builds is a :class:`Runner`, whose outputs are those of the dense
+engine.
 """
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
+from torchpact.core.call_args import CallArgs
 from torchpact.core.ponder import Ponder
 from torchpact.core.state import State
 from torchpact.specs import BlockSpec, NetworkSpec
 from torchpact.specs.blocks import Bounds
 
+NO_CONTEXT = CallArgs()
+"""Steps are given nothing but the state."""
+
 
 class Unsupported(ValueError):
     """Why an engine cannot run a block or a call; one line."""
-
-
-class CallArgs(NamedTuple):
-    """What a network, a block or a step is called with."""
-
-    args: tuple[Any, ...] = ()
-    kwargs: Mapping[str, Any] = {}  # noqa: RUF012 (nothing writes to it)
-
-    @property
-    def values(self) -> list[Any]:
-        """All of it, without names."""
-        return [*self.args, *self.kwargs.values()]
 
 
 class Runner(ABC):
@@ -43,7 +36,7 @@ class Runner(ABC):
 
     @abstractmethod
     def __call__(
-        self, u: State, context: CallArgs = CallArgs(), bounds: Bounds = None
+        self, u: State, context: CallArgs = NO_CONTEXT, bounds: Bounds = None
     ) -> tuple[State, Ponder | None]:
         """Run the block.
 
@@ -53,17 +46,19 @@ class Runner(ABC):
             bounds: What logits must exceed in thresholded mode; None is the threshold of the mode.
 
         Returns:
-            The output, and what every position did; None of a block that is not adaptive.
+            What the part returns: the output, and what every position did (None where it is not adaptive); of
+            a recurrent layer the outputs, the final state, and what every position did.
 
         Raises:
             Unsupported: It cannot run this call; the dense engine does.
+
         """
 
     def accepts(self, u: State, context: CallArgs) -> bool:
         """Whether it can run such a call."""
         return not context.values
 
-    def tune(self, u: State, context: CallArgs) -> None:
+    def tune(self, u: State, context: CallArgs) -> None:  # noqa: B027 (most have nothing to choose)
         """Choose what is fastest for calls like this one; called once, before it is measured."""
 
 
@@ -81,9 +76,10 @@ class NetworkRunner(ABC):
 
         Raises:
             Unsupported: It cannot run such images; block by block they run.
+
         """
 
-    def tune(self, images: Tensor) -> None:
+    def tune(self, images: Tensor) -> None:  # noqa: B027 (likewise)
         """Choose what is fastest for calls like this one; called once, before it is measured."""
 
 
@@ -94,9 +90,11 @@ class Engine(ABC):
         name: What it is called in ``deploy(engines=[…])``.
         devices: The types of devices that it runs on.
         whole: Whether it takes a :class:`~torchpact.specs.NetworkSpec` and runs a network as a whole.
-        tolerance: By how much outputs may differ from the dense engine's, relative to their size, by precision.
+        tolerance: By how much outputs may differ from the dense engine's, relative to their size, by
+            precision.
         host_sync: Whether its runners wait for values of the device.
         on_request: Whether it is tried only when asked for, because it takes long to build.
+
     """
 
     name: ClassVar[str]
@@ -113,6 +111,7 @@ class Engine(ABC):
         Args:
             spec: What is to be run.
             example: A call of it.
+
         """
 
     @abstractmethod
@@ -121,4 +120,5 @@ class Engine(ABC):
 
         Raises:
             Unsupported: It turns out that it cannot.
+
         """

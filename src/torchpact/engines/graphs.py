@@ -1,7 +1,7 @@
 """A network in CUDA graphs, one for each size of its input: kernels start without a word from the host."""
 
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -10,9 +10,12 @@ import torch
 from torch import Tensor
 from torch.backends import cudnn
 
+from torchpact.core.call_args import CallArgs
 from torchpact.core.modes import Mode
 from torchpact.core.ponder import Ponder, is_unknown, unknown, without_details
-from torchpact.engines.block_spec import Unsupported
+from torchpact.engines.base import NO_CONTEXT, NetworkRunner, Runner, Unsupported
+from torchpact.specs import BlockSpec
+from torchpact.specs.blocks import Bounds
 
 Outputs = tuple[Tensor, list[Ponder]]
 
@@ -65,7 +68,7 @@ class Recording:
         return self.output
 
 
-class Graphed:
+class Graphed(NetworkRunner):
     """A network that is replayed from graphs; several threads, on streams of their own, may call it.
 
     Images of a size that came before are captured, up to a number of sizes; what comes but once is not worth
@@ -73,9 +76,7 @@ class Graphed:
     runs as it is.
     """
 
-    def __init__(
-        self, network: Callable[[Tensor], Outputs], generators: Sequence[torch.Generator] = ()
-    ) -> None:
+    def __init__(self, network: Callable[..., Outputs], generators: Sequence[torch.Generator] = ()) -> None:
         self.network = network
         self.generators = generators
         self.problem: str | None = None
@@ -85,8 +86,10 @@ class Graphed:
         self._shared: dict[str, Any] = {}
         self._done: torch.cuda.Event | None = None
 
-    def __call__(self, images: Tensor) -> Outputs:
-        """Return what the network does."""
+    def __call__(self, images: Tensor, bounds: Mapping[str, Bounds] | None = None) -> Outputs:
+        """Return what the network does; with other thresholds than a graph has, without graphs."""
+        if bounds is not None:
+            return self.network(images, bounds)
         if images.numel() and not torch.cuda.is_current_stream_capturing():  # not in a graph of the caller's
             with self._lock:  # while work is queued: nobody waits for the device
                 recording = self._recordings.get(images.shape) or self._record_if_it_returns(images)
@@ -136,15 +139,79 @@ class Graphed:
         return recording
 
 
+class GraphedBlock(Runner):
+    """A block that is replayed from graphs, where it is given maps alone and has the thresholds of its mode.
+
+    Args:
+        run: What runs the block.
+        generators: Those that its mode draws from.
+
+    """
+
+    def __init__(self, run: Runner, generators: Sequence[torch.Generator] = ()) -> None:
+        self.run = run
+        self.graphed = Graphed(self._outputs, generators)
+
+    def _outputs(self, u: Tensor, bounds: Any = None) -> Outputs:
+        output, ponder = self.run(u)
+        assert isinstance(output, Tensor)
+        return output, [] if ponder is None else [ponder]
+
+    def __call__(
+        self, u: Any, context: CallArgs = NO_CONTEXT, bounds: Bounds = None
+    ) -> tuple[Any, Ponder | None]:
+        """Run the block."""
+        if bounds is not None or context.values:
+            return self.run(u, context, bounds)
+        output, ponders = self.graphed(u)
+        return output, ponders[0] if ponders else None
+
+    def accepts(self, u: Any, context: CallArgs) -> bool:
+        """As the runner says."""
+        return self.run.accepts(u, context)
+
+
+def as_called(
+    network: NetworkRunner, example: Tensor, generators: Sequence[torch.Generator]
+) -> tuple[NetworkRunner, str | None]:
+    """Return a network as users will call it, in CUDA graphs where those help; or why there are none."""
+    if example.device.type != "cuda" or network.skip_cuda_graph:
+        return network, None
+    if network.host_sync:
+        return network, "no CUDA graph: an engine waits for the device to know how much is left"
+    graphed = Graphed(network, generators)
+    graphed.record(example)
+    return (graphed, None) if graphed.problem is None else (network, graphed.problem)
+
+
+def as_called_block(run: Runner, call: CallArgs, spec: BlockSpec, notes: dict[str, None]) -> Runner:
+    """Return a runner of a block in a network of one's own likewise; why it has no graph is noted."""
+    u = call.args[0]
+    if not isinstance(u, Tensor) or u.device.type != "cuda" or run.skip_cuda_graph or len(call.values) > 1:
+        return run
+    if run.host_sync:
+        notes["no CUDA graph: an engine waits for the device to know how much is left"] = None
+        return run
+    graphed = GraphedBlock(run, generators_of([spec.mode]))
+    graphed.graphed.record(u)
+    if graphed.graphed.problem is not None:
+        notes[graphed.graphed.problem] = None
+        return run
+    return graphed
+
+
 def repeatable(
-    function: Callable[[Tensor], Any], example: Tensor, generators: Sequence[torch.Generator] = ()
+    function: Callable[[Tensor], Any],
+    example: Tensor,
+    generators: Sequence[torch.Generator] = (),
+    host_sync: bool = False,
 ) -> Callable[[], Any]:
     """Return the function with its argument: captured, if it is for a GPU and waits for nothing.
 
     >>> repeatable(torch.abs, torch.tensor(-1.0))()
     tensor(1.)
     """
-    if example.device.type == "cuda" and not getattr(function, "waits", False):
+    if example.device.type == "cuda" and not host_sync:
         try:
             return Recording(function, example, generators).replay
         except Unsupported:

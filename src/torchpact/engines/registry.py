@@ -1,4 +1,4 @@
-"""The table of engines. To add one, write a file with a subclass of Engine and enter it here, or register it."""
+"""The table of engines. To add one, write a file with a subclass of Engine, and register an instance."""
 
 from collections.abc import Iterable
 
@@ -16,6 +16,7 @@ def register_engine(engine: Engine) -> Engine:
 
     Returns:
         The engine.
+
     """
     ENGINES[engine.name] = engine
     return engine
@@ -31,6 +32,7 @@ def names_among(engines: Iterable[str] | None, device: str) -> list[str]:
     Raises:
         TypeError: A single string was given.
         ValueError: A name is not known.
+
     """
     if isinstance(engines, str):
         raise TypeError(f"expected a list of engines, got the string {engines!r}")

@@ -87,3 +87,12 @@ def _digits(number: float) -> str:
     ['1080', '1000', '12.3', '0.5', '0.0000123']
     """
     return format(Decimal(f"{number:.3g}"), "f")
+
+
+def sizes_of(shape: Sequence[int]) -> str:
+    """Return what an example of this shape looks like, for people.
+
+    >>> sizes_of((64, 16, 32, 32))
+    '16×32×32'
+    """
+    return "×".join(str(size) for size in shape[1:])

@@ -1,4 +1,4 @@
-"""A copy of somebody's network to run in its place, and what a trial must not change of it."""
+"""A copy of a network to deploy, and what a trial run must leave as it was."""
 
 import copy
 from collections.abc import Iterator
@@ -10,14 +10,28 @@ from torch import nn
 
 from torchpact.checks import one_line
 from torchpact.core.block import AdaptiveBlock
+from torchpact.core.call_args import tensors_in
+from torchpact.core.frozen import FrozenModule
 from torchpact.core.modes import Mode
 from torchpact.engines.graphs import generators_of, restored
-from torchpact.flops.call_capture import tensors_in
 
 
-def copied(net: nn.Module, mode: Mode | None, details: bool | None) -> nn.Module:
-    """Return a copy in evaluation, and in a mode; modes stay the same objects, for generators are theirs."""
-    if any(getattr(module, "_deployed", False) is True for module in net.modules()):
+def snapshot(net: nn.Module, mode: Mode | None = None, details: bool | None = None) -> nn.Module:
+    """Return a copy of a network in evaluation, whose parameters need no gradients.
+
+    Args:
+        net: The network; it stays as it is.
+        mode: The mode of its blocks; by default each keeps its own, the same object, for its generator.
+        details: Whether blocks keep probabilities; by default as they are.
+
+    Returns:
+        The copy.
+
+    Raises:
+        TypeError: The network is a deployed one, or cannot be copied.
+
+    """
+    if any(isinstance(module, FrozenModule) for module in net.modules()):
         raise TypeError("expected a model, got what is deployed: deploy the model that it was made of")
     known: dict[int, Any] = {id(b.mode): b.mode for b in net.modules() if isinstance(b, AdaptiveBlock)}
     for module in net.modules():
@@ -25,7 +39,7 @@ def copied(net: nn.Module, mode: Mode | None, details: bool | None) -> nn.Module
         known |= {id(x): x.detach().clone() for x in tensors_in(vars(module)) if not x.is_leaf}
     try:
         own = copy.deepcopy(net, known).eval()
-    except Exception as error:  # whatever somebody keeps in a module
+    except Exception as error:  # whatever a user keeps in a module
         raise TypeError(
             f"expected a network that can be copied, got a {type(net).__name__} with what cannot: "
             f"{one_line(error)}"
@@ -38,8 +52,8 @@ def copied(net: nn.Module, mode: Mode | None, details: bool | None) -> nn.Module
 
 
 @contextmanager
-def kept(*nets: nn.Module) -> Iterator[None]:
-    """Leave buffers, and the generators that modes draw from, as they were, and torch's own."""
+def left_as_it_was(*nets: nn.Module) -> Iterator[None]:
+    """Put back, in the end, the buffers of networks, the generators that modes draw from, and torch's own."""
     modules = [module for net in nets for module in net.modules()]
     buffers = [(buffer, buffer.clone()) for net in nets for buffer in net.buffers()]
     generators = generators_of(module.mode for module in modules if isinstance(module, AdaptiveBlock))

@@ -52,13 +52,13 @@ def _now() -> float:
     return time.perf_counter()
 
 
-class Others:
-    """What other programs take of the machine, from now on, where the system tells."""
+class CpuContention:
+    """How much CPU time other programs use from now on, where the system tells."""
 
     def __init__(self) -> None:
         self.start = self._now()
 
-    def in_the_way(self) -> bool:
+    def is_high(self) -> bool:
         """Whether they have used more than half a core, and left less than one idle."""
         if self.start is None or (now := self._now()) is None:
             return False

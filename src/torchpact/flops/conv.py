@@ -1,18 +1,36 @@
-"""FLOPs of a block of residual units, from how many of them ran at each position."""
-
-from typing import Any
+"""FLOPs of a block of convolutional units, from how many of them ran at each position."""
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
-from torchpact.nn.conv_units import Bottleneck, HaltingHead
+from torchpact.specs import BlockSpec, ConvUnit
 
 
-def block_flops(block: Any, steps: Tensor, height: int, width: int) -> Tensor:
-    """Return the FLOPs of a block for each image, from how many units ran at each position."""
-    first, *others = block.steps
-    heads: list[HaltingHead] = [*getattr(block, "halting", ())]  # a plain block has none
+def conv_block_flops(spec: BlockSpec, steps: Tensor, height: int, width: int) -> Tensor:
+    """Return the FLOPs of a block for each image, from how many units ran at each position.
+
+    The first unit is charged in full. Unit l > 1 is charged where it ran: its convolutions at the active
+    positions, but for the first, which is needed at those and their eight neighbours. The halting head after
+    unit l < L is charged where unit l ran: its convolution at these positions, its product with the mean for
+    an image that has any.
+
+    Args:
+        spec: A block whose steps are convolutional units.
+        steps: How many units ran, of shape (batch, 1, rows, columns): for pixels, patches or images.
+        height: Of the maps.
+        width: Of the maps.
+
+    Returns:
+        Integers of shape (batch,).
+
+    Raises:
+        ValueError: The positions do not tile maps of this size.
+
+    """
+    units, heads = spec.conv_units, spec.conv_heads
+    assert units is not None
+    first, *others = units
     # Unit l runs where steps ≥ l, so that Σ_l over masks is a sum of steps, and the masks dilated are
     # those of the dilated steps: one max-pooling stands for L.
     steps = _spread(steps, height, width).float()
@@ -23,30 +41,25 @@ def block_flops(block: Any, steps: Tensor, height: int, width: int) -> Tensor:
         flops = flops + _sum(near - 1) * before + _sum(steps - 1) * after
     if heads:
         asked = steps.clamp(max=len(heads))
-        if heads[0].conv is not None:
-            flops = flops + _sum(asked) * price(heads[0].conv)
-        flops = flops + asked.amax((1, 2, 3)).long() * price(heads[0].linear)
+        if heads[0].taps is not None:
+            flops = flops + _sum(asked) * (2 * heads[0].taps.numel())
+        flops = flops + asked.amax((1, 2, 3)).long() * (2 * heads[0].pool.numel())
     return flops
 
 
-def plain_flops(block: Any, height: int, width: int) -> int:
-    """Return the FLOPs of a block on one image if all of its units run everywhere and nobody decides."""
-    return height * width * sum(sum(unit_prices(unit)) for unit in block.steps)
+def plain_conv_flops(spec: BlockSpec, height: int, width: int) -> int:
+    """Return the FLOPs of a block on one image if all of its units run everywhere and nothing is decided."""
+    assert spec.conv_units is not None
+    return height * width * sum(sum(unit_prices(unit)) for unit in spec.conv_units)
 
 
-def unit_prices(unit: Any) -> tuple[int, int]:
-    """The FLOPs of a unit at one position of its output: those that neighbours need, too, and the others.
+def unit_prices(unit: ConvUnit) -> tuple[int, int]:
+    """Return the FLOPs of a unit at one position of its output: those that neighbours need, and the others.
 
     The first convolution of a bottleneck that halves the map runs at all pixels of what it is given.
     """
-    if isinstance(unit, Bottleneck):
-        return unit.stride**2 * price(unit.conv1), price(unit.conv2) + price(unit.conv3)
-    return price(unit.conv1), price(unit.conv2)
-
-
-def price(layer: nn.Conv2d | nn.Linear) -> int:
-    """The FLOPs of a layer at one position of its output."""
-    return 2 * layer.weight.numel()
+    first, *others = (conv.price for conv in unit.convs)
+    return unit.stride**2 * first if unit.bottleneck else first, sum(others)
 
 
 def _spread(steps: Tensor, height: int, width: int) -> Tensor:

@@ -8,12 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from torchpact.core.call_args import call_args, first_tensor
+from torchpact.core.frozen import FrozenModule
 from torchpact.core.ponder import Ponder
-from torchpact.flops.call_capture import arguments, leading
-from torchpact.flops.conv import block_flops, price
-from torchpact.flops.metering import metered
-from torchpact.nn.resnet import ResNet
-from torchpact.nn.resnet_config import map_sizes
+from torchpact.flops.blocks import block_costs
+from torchpact.flops.conv import conv_block_flops
+from torchpact.specs import NetworkSpec, network_spec
 
 
 @dataclass(frozen=True, repr=False)
@@ -59,49 +59,54 @@ def count_flops(model: nn.Module, inputs: Any, *, kwargs: Mapping[str, Any] | No
     """Count the FLOPs of ``model`` on each example; a multiply-add is two, and only they are counted.
 
     The model is run in its present halting mode, see :class:`use_mode`, as in evaluation and without
-    gradients; batch norm statistics stay as they are. What an adaptive ResNet is charged, see
-    :func:`flops_from_ponders`; a block of residual units in any other network likewise.
+    gradients; batch norm statistics stay as they are. While it counts, no other thread may call the model.
 
-    Of other adaptive blocks every step and head is metered where nobody halts, and charged for the share of
-    an example's positions that ran it; what a step needs of positions that have halted comes besides, and is
-    not known, unless a method ``flops_where`` says so, as :class:`~torchpact.models.TransformerUnit` has. Of
-    recurrent layers every time step is charged for its iterations. Everything else is the same for all
-    examples. ``inputs`` is what the model is called with, a tuple being several arguments, and ``kwargs``
-    what it is given by name; the first dimension of the first tensor is the batch. While it counts, nobody
-    else may call the model.
+    A block of convolutional units is charged as :func:`flops_from_ponders` says, a transformer layer for the
+    queries, output projection and MLP of active tokens and the keys and values of all. Other steps and heads
+    are metered where nothing halts, and charged for the share of an example's positions that ran them. Of
+    recurrent layers every time step is charged for its iterations. Positions of weight 0, such as padding,
+    cost nothing. Everything else is the same for all examples.
 
-    >>> from torchpact.models import resnet32
-    >>> count_flops(resnet32(), torch.randn(2, 3, 32, 32)).total
-    tensor([137725184, 137725184])
-    >>> count_flops(nn.Conv2d(3, 16, 3, padding=1), torch.randn(2, 3, 32, 32)).rest
-    884736
-    >>> step, head = nn.Linear(8, 8), lambda u: u[:, :1]
-    >>> block = tp.AdaptiveBlock(step, head, max_steps=4, mode="thresholded")
-    >>> _ = nn.init.eye_(step.weight), nn.init.ones_(step.bias)  # it counts
-    >>> count_flops(block, torch.tensor([[-2.5], [-0.5]]).expand(2, 8)).total // (2 * 8 * 8)
-    tensor([3, 1])
+    Args:
+        model: Any network.
+        inputs: What it is called with: a mapping by name, a tuple by position, or the only argument; the
+            first dimension of the first tensor is the batch.
+        kwargs: Keyword arguments besides.
+
+    Returns:
+        The FLOPs of each example: of each adaptive block, and of the rest.
+
+    Raises:
+        TypeError: The model is a deployed one, or no module.
+        ValueError: A block does not decide for the examples of the batch.
+
+    Example:
+        >>> from torchpact.models import resnet32
+        >>> count_flops(resnet32(), torch.randn(2, 3, 32, 32)).total
+        tensor([137725184, 137725184])
+        >>> count_flops(nn.Conv2d(3, 16, 3, padding=1), torch.randn(2, 3, 32, 32)).rest
+        884736
+        >>> step, head = nn.Linear(8, 8), lambda u: u[:, :1]
+        >>> block = tp.AdaptiveBlock(step, head, max_steps=4, mode="thresholded")
+        >>> _ = nn.init.eye_(step.weight), nn.init.ones_(step.bias)  # it counts
+        >>> count_flops(block, torch.tensor([[-2.5], [-0.5]]).expand(2, 8)).total // (2 * 8 * 8)
+        tensor([3, 1])
+
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"expected an nn.Module, got a {type(model).__name__}")
     net = uncompiled(model)
-    given = arguments(inputs, kwargs)
-    first = leading(given)
+    given = call_args(inputs, kwargs)
+    first = first_tensor(given)
     for module in net.modules():
-        if getattr(module, "_countable", True) is False:
+        if isinstance(module, FrozenModule):
             raise TypeError(
                 f"expected the model itself, got a {type(module).__name__}: count before it is deployed"
             )
-    if isinstance(net, ResNet) and len(given.inputs) == 1 and not given.named:
-        images = first
-        if not net.config.adaptive:
-            return flops_from_ponders(net, [], images.shape)
-        with _evaluating(net):
-            _, ponders = model(images)
-        return flops_from_ponders(net, ponders, images.shape)
     with _evaluating(net):
-        spent, rest = metered(net, given)
-    if spent:
-        return FlopCount(torch.stack([each.flops for each in spent.values()], 1), rest)
+        costs, rest = block_costs(net, given)
+    if costs:
+        return FlopCount(torch.stack([each.flops for each in costs.values()], 1), rest)
     return FlopCount(torch.zeros(len(first), 0, dtype=torch.long, device=first.device), rest)
 
 
@@ -115,64 +120,81 @@ def flops_from_ponders(model: nn.Module, ponders: Sequence[Ponder], image_shape:
     The last unit has no head. Relaxed masks count where they are above zero; a position of a grouped
     network is all pixels of its patch, and that of a network per image the whole map.
 
-    >>> from torchpact.models import psact_resnet32
-    >>> model = psact_resnet32(mode="thresholded", halting_bias=50)
-    >>> images = torch.zeros(1, 3, 32, 32)
-    >>> logits, ponders = model(images)
-    >>> count = flops_from_ponders(model, ponders, images.shape)
-    >>> count.blocks, count.rest
-    (tensor([[9732128, 7225408, 7151744]]), 886016)
+    Args:
+        model: A ResNet of :mod:`torchpact.models`, or a network of another class that has a provider.
+        ponders: Those of its adaptive blocks; none of a plain network.
+        image_shape: (batch, 3, height, width).
+
+    Returns:
+        The FLOPs of each image.
+
+    Raises:
+        TypeError: There is no provider for networks of this class.
+        ValueError: There are too many or too few ponders, or they are of another batch.
+
+    Example:
+        >>> from torchpact.models import psact_resnet32
+        >>> model = psact_resnet32(mode="thresholded", halting_bias=50)
+        >>> images = torch.zeros(1, 3, 32, 32)
+        >>> logits, ponders = model(images)
+        >>> count = flops_from_ponders(model, ponders, images.shape)
+        >>> count.blocks, count.rest
+        (tensor([[9732128, 7225408, 7151744]]), 886016)
+
     """
-    net = _resnet(model)
+    net = _network(model)
     if len(image_shape) != 4:
         raise ValueError(f"expected a shape of (batch, 3, height, width), got {tuple(image_shape)}")
     batch, _, height, width = image_shape
-    expected = len(net.blocks) if net.config.adaptive else 0
+    expected = sum(bool(block.heads) for block in net.blocks)
     if len(ponders) != expected:
         raise ValueError(f"expected {expected} ponders for {expected} adaptive blocks, got {len(ponders)}")
-    if net.config.adaptive:
-        steps = [ponder.steps for ponder in ponders]
-    else:
-        steps = [_all_steps(net, batch)] * len(net.blocks)
-    for given in steps:
-        if len(given) != batch:
-            raise ValueError(f"expected ponders of {batch} images, got {len(given)}")
+    given = iter(ponders)
+    steps = [next(given).steps if block.heads else _all_steps(net, batch) for block in net.blocks]
+    for each in steps:
+        if len(each) != batch:
+            raise ValueError(f"expected ponders of {batch} images, got {len(each)}")
     return _count(net, steps, height, width)
 
 
 def max_flops(model: nn.Module, image_shape: Sequence[int] | None = None) -> int:
-    """The FLOPs of a ResNet on one image when nothing halts, halting heads included.
+    """Return the FLOPs of a ResNet on one image when nothing halts, halting heads included.
 
-    ``image_shape`` ends with the height and the width; without it the image has the configured size.
+    Args:
+        model: As in :func:`flops_from_ponders`.
+        image_shape: Ends with the height and the width; by default images have the configured size.
 
-    >>> from torchpact.models import psact_resnet32, resnet32
-    >>> max_flops(resnet32()), max_flops(psact_resnet32())
-    (137725184, 139790464)
+    Example:
+        >>> from torchpact.models import psact_resnet32, resnet32
+        >>> max_flops(resnet32()), max_flops(psact_resnet32())
+        (137725184, 139790464)
+
     """
-    net = _resnet(model)
-    if image_shape is None:
-        image_shape = (net.config.image_size, net.config.image_size)
-    height, width = image_shape[-2:]
-    steps = [_all_steps(net, 1).cpu()] * len(net.blocks)
-    return int(_count(net, steps, height, width).total)
+    net = _network(model)
+    height, width = (net.image_size, net.image_size) if image_shape is None else image_shape[-2:]
+    return int(_count(net, [_all_steps(net, 1).cpu()] * len(net.blocks), height, width).total)
 
 
-def _count(net: ResNet, steps: Sequence[Tensor], height: int, width: int) -> FlopCount:
-    sizes = zip(map_sizes(height), map_sizes(width), strict=True)
-    blocks = [block_flops(block, s, *size) for block, s, size in zip(net.blocks, steps, sizes, strict=True)]
-    rest = price(net.stem) * height * width + price(net.classifier)
+def _count(net: NetworkSpec, steps: Sequence[Tensor], height: int, width: int) -> FlopCount:
+    blocks, rest = [], net.stem.price * height * width + 2 * net.classifier.weight.numel()
+    for block, each in zip(net.blocks, steps, strict=True):
+        assert block.conv_units is not None
+        stride = block.conv_units[0].stride
+        height, width = -(-height // stride), -(-width // stride)
+        blocks.append(conv_block_flops(block, each, height, width))
     return FlopCount(torch.stack(blocks, 1), rest)
 
 
-def _all_steps(net: ResNet, batch: int) -> Tensor:
-    return torch.full((batch, 1, 1, 1), net.config.units, device=net.classifier.weight.device)
+def _all_steps(net: NetworkSpec, batch: int) -> Tensor:
+    return torch.full((batch, 1, 1, 1), net.blocks[0].max_steps, device=net.device)
 
 
-def _resnet(model: nn.Module) -> ResNet:
+def _network(model: nn.Module) -> NetworkSpec:
     net = uncompiled(model)
-    if not isinstance(net, ResNet):
+    spec = network_spec(net)
+    if spec is None:
         raise TypeError(f"expected a torchpact ResNet, got {type(net).__name__}")
-    return net
+    return spec
 
 
 def uncompiled(model: nn.Module) -> nn.Module:

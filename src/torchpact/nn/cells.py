@@ -1,5 +1,6 @@
 """The parts of an adaptive recurrent layer: the transition, and heads that say when to halt."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -8,6 +9,9 @@ from torch import Tensor, nn
 from torchpact.checks import one_line
 from torchpact.core import state as _state
 from torchpact.core.state import State
+from torchpact.specs.heads import LinearHead, NeverHead
+from torchpact.specs.providers import register_head, register_step
+from torchpact.specs.steps import RecurrentCell
 
 
 class HaltingUnit(nn.Module):
@@ -90,9 +94,46 @@ def probe(cell: nn.Module) -> State:
     return state  # type: ignore[no-any-return]
 
 
+def check_head(halting: Callable[[State], Tensor], state: State) -> None:
+    """Run a halting head on a state, to see that it gives one logit an example."""
+    batch = len(_state.parts(state)[0])
+    with torch.no_grad():
+        logits = halting(state)
+    if not isinstance(logits, Tensor) or logits.shape != (batch, 1):
+        raise ValueError(
+            f"expected a halting head that gives (batch, 1), got {_state.shape_of(logits)} "
+            f"for a batch of {batch}"
+        )
+
+
 def _run(cell: nn.Module, x: Tensor, state: Any, expected: str) -> Any:
     try:
         return cell(x, state)
     except Exception as error:  # whatever somebody's cell makes of it
         why = f"{type(error).__name__}: {one_line(error)}"
         raise ValueError(f"{expected}; {type(cell).__name__} raised {why}") from error
+
+
+@register_step(Transition)
+def _cell_spec(step: Transition) -> RecurrentCell:
+    """Return what a transition is with one of torch's own cells."""
+    cell = step.cell
+    if type(cell) is nn.LSTMCell:
+        return RecurrentCell(cell, "lstm")
+    if type(cell) is nn.GRUCell:
+        return RecurrentCell(cell, "gru")
+    if type(cell) is nn.RNNCell and cell.nonlinearity == "tanh":
+        return RecurrentCell(cell, "rnn")
+    raise TypeError(f"expected an nn.LSTMCell, an nn.GRUCell or an nn.RNNCell with tanh, got {cell}")
+
+
+@register_head(HaltingUnit)
+def _unit_spec(unit: HaltingUnit) -> LinearHead:
+    if type(unit.linear) is not nn.Linear:
+        raise TypeError(f"expected a halting unit with an nn.Linear, got {type(unit.linear).__name__}")
+    return LinearHead(unit.linear.weight, unit.linear.bias, unit)
+
+
+@register_head(never_halt)
+def _never_spec(head: Any) -> NeverHead:
+    return NeverHead(head)

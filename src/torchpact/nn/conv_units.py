@@ -1,7 +1,5 @@
 """The parts of a ResNet: residual units that heed a mask, and halting heads."""
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -38,15 +36,9 @@ class ResidualUnit(nn.Module):
         u = join_patches(u)
         residual = self.conv1(activated(self.norm1, u))
         residual = self.conv2(activated(self.norm2, residual))
-        u, residual = split_patches(self.shortcut(u), self.group), split_patches(residual, self.group)
+        u = split_patches(shortcut(u, self.stride, self.padding), self.group)
+        residual = split_patches(residual, self.group)
         return u + (residual if gate is None else residual * gate)
-
-    def shortcut(self, u: Tensor) -> Tensor:
-        """Return ``u`` in the shape of the unit's output."""
-        if self.stride > 1:
-            u = F.avg_pool2d(u, self.stride, ceil_mode=True)
-        before = self.padding // 2
-        return F.pad(u, (0, 0, 0, 0, before, self.padding - before)) if self.padding else u
 
 
 class Bottleneck(nn.Module):
@@ -61,7 +53,6 @@ class Bottleneck(nn.Module):
 
     gated = True
     group = 1
-    shortcut: Any = ResidualUnit.shortcut  # which looks at the stride and the padding only
 
     def __init__(self, inputs: int, outputs: int, stride: int = 1) -> None:
         super().__init__()
@@ -77,7 +68,15 @@ class Bottleneck(nn.Module):
         """Return u + f(u)·gate."""
         residual = self.conv1(activated(self.norm1, u))
         residual = self.conv3(activated(self.norm3, self.conv2(activated(self.norm2, residual))))
-        return self.shortcut(u) + (residual if gate is None else residual * gate)  # type: ignore[no-any-return]
+        return shortcut(u, self.stride, self.padding) + (residual if gate is None else residual * gate)
+
+
+def shortcut(u: Tensor, stride: int, padding: int) -> Tensor:
+    """Return the mean over stride×stride pixels, with so many channels of zeros, half of them before."""
+    if stride > 1:
+        u = F.avg_pool2d(u, stride, ceil_mode=True)
+    before = padding // 2
+    return F.pad(u, (0, 0, 0, 0, before, padding - before)) if padding else u
 
 
 class HaltingHead(nn.Module):

@@ -77,14 +77,21 @@ def pad(rows: Tensor, packed: PackedSequence, total: int, value: float = 0.0) ->
 
 
 def with_time(ponder: Ponder, packed: PackedSequence, total: int) -> Ponder:
-    """Give a ponder of packed rows the positions (batch, time)."""
+    """Give a ponder of packed rows the positions (batch, time).
+
+    It has weights where there is padding: 1 for real time steps and 0 for others.
+    """
     probs = pad(ponder.probs.t(), packed, total, 1.0)
+    steps, cost = pad(ponder.steps, packed, total), pad(ponder.cost, packed, total)
+    sizes = packed.batch_sizes
+    full = len(sizes) == total and int(sizes[-1]) == int(sizes[0])
     return Ponder(
         probs=probs.movedim(-1, 0),
-        steps=pad(ponder.steps, packed, total),
+        steps=steps,
         expected_steps=pad(ponder.expected_steps, packed, total),
-        cost=pad(ponder.cost, packed, total),
+        cost=cost,
         log_prob=None if ponder.log_prob is None else pad(ponder.log_prob, packed, total),
+        weights=None if full else (steps > 0).to(cost.dtype),
     )
 
 

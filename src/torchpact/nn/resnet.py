@@ -4,11 +4,15 @@ One class is both. A plain network and its adaptive version share stem, units an
 the same names, so that the state dict of one is that of the other less the halting heads.
 """
 
+from dataclasses import replace
+from functools import partial
+
 from torch import Tensor, nn
 
 from torchpact.core.block import AdaptiveBlock
-from torchpact.core.modes import Mode
+from torchpact.core.modes import Mode, Thresholded
 from torchpact.core.ponder import Ponder
+from torchpact.nn.conv_specs import conv_of, linear_of, norm_of
 from torchpact.nn.conv_units import (
     HaltingHead,
     ResidualUnit,
@@ -20,6 +24,8 @@ from torchpact.nn.conv_units import (
     make_norm,
 )
 from torchpact.nn.resnet_config import CHANNELS, ResNetConfig, check_group
+from torchpact.specs import BlockSpec, NetworkSpec, block_spec, register_block, register_network, step_spec
+from torchpact.specs.providers import is_watched
 
 
 class PlainBlock(nn.Module):
@@ -88,9 +94,7 @@ class ResNet(nn.Module):
 
     def forward(self, images: Tensor) -> tuple[Tensor, list[Ponder]]:
         """Return the logits of the classes, and what each adaptive block did."""
-        if images.dim() != 4 or images.size(1) != 3:
-            raise ValueError(f"expected images of shape (batch, 3, height, width), got {tuple(images.shape)}")
-        check_group(self._group, images.size(2), images.size(3))
+        check_images(images, self._group)
         u = self.stem(images)
         ponders = []
         for block in self.blocks:
@@ -101,6 +105,52 @@ class ResNet(nn.Module):
                 u = block(u)
         pooled = activated(self.norm, join_patches(u)).mean((2, 3))
         return self.classifier(pooled), ponders
+
+
+def check_images(images: Tensor, group: int = 1) -> None:
+    """Refuse images of a wrong shape, or whose maps patches of group×group pixels do not tile."""
+    if images.dim() != 4 or images.size(1) != 3:
+        raise ValueError(f"expected images of shape (batch, 3, height, width), got {tuple(images.shape)}")
+    check_group(group, images.size(2), images.size(3))
+
+
+@register_block(PlainBlock)
+def plain_block(block: PlainBlock) -> BlockSpec:
+    """Return the spec of a block that is not adaptive.
+
+    >>> spec = plain_block(PlainBlock([ResidualUnit(16, 16), ResidualUnit(16, 16)]))
+    >>> spec.max_steps, spec.heads, spec.adaptive
+    (2, (), False)
+    """
+    steps = [step_spec(step, f"step {n}") for n, step in enumerate(block.steps, start=1)]
+    return BlockSpec(block, tuple(steps), (), Thresholded())
+
+
+@register_network(ResNet)
+def resnet(net: ResNet) -> NetworkSpec:
+    """Return the spec of a network whose stem, blocks, norm and classifier are as the class makes them.
+
+    >>> spec = resnet(ResNet(ResNetConfig(units=2, group=2)))
+    >>> [block.name for block in spec.blocks], spec.blocks[0].heads[0].group
+    (['blocks.0', 'blocks.1', 'blocks.2'], 2)
+    """
+    for block in net.blocks:
+        kind = AdaptiveBlock if net.config.adaptive else PlainBlock
+        if type(block) is not kind or "forward" in vars(block) or is_watched(block):
+            raise TypeError(f"expected blocks as the network makes them, got a {type(block).__name__}")
+    blocks = [
+        replace(block_spec(block), name=f"blocks.{k}", of_network=True) for k, block in enumerate(net.blocks)
+    ]
+    channels = [count * net.config.width for count in CHANNELS]
+    return NetworkSpec(
+        module=net,
+        stem=conv_of(net.stem, 3, channels[0], 3),
+        blocks=tuple(blocks),
+        norm=norm_of(net.norm, channels[-1]),
+        classifier=linear_of(net.classifier, channels[-1], net.config.classes),
+        image_size=net.config.image_size,
+        check=partial(check_images, group=net.config.group if net.config.adaptive else 1),
+    )
 
 
 def build(config: ResNetConfig, mode: Mode | str | None = None) -> ResNet:

@@ -1,7 +1,8 @@
 """Recurrent networks that ponder: every time step is an adaptive block (section 4.2)."""
 
+import warnings
 from collections.abc import Callable, Sequence
-from itertools import zip_longest
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -12,17 +13,19 @@ from torch.nn.utils.rnn import PackedSequence
 from torchpact.checks import at_least_single, check_number
 from torchpact.core import state as _state
 from torchpact.core.block import AdaptiveBlock
+from torchpact.core.callables import unwrapped
 from torchpact.core.loop import HaltingLoop
 from torchpact.core.modes import Mode, as_mode
-from torchpact.core.ponder import Ponder, ponder_of_logits
+from torchpact.core.ponder import Ponder
 from torchpact.core.state import State
 from torchpact.core.thresholds import Thresholds
-from torchpact.nn.cells import HaltingUnit, Transition, never_halt, probe
+from torchpact.nn.cells import HaltingUnit, Transition, check_head, never_halt, probe
 from torchpact.nn.packed_sequence import pack, pad, time_first, with_time
+from torchpact.nn.time_steps import Read, TimeStep, ponder_of_loops, repeated
+from torchpact.specs.blocks import BlockSpec, Bounds
+from torchpact.specs.providers import block_spec, register_block
 
-Bounds = tuple[float, ...] | None
-Read = Callable[[PackedSequence, State, Mode, Bounds], tuple[Tensor, State, Ponder]]
-"""What reads packed sequences: outputs and ponder of packed rows, and the state after each sequence."""
+_COMPACT = "compact=... does nothing any more: use torchpact.deploy to skip halted examples"
 
 
 class AdaptiveRNN(nn.Module):
@@ -44,17 +47,13 @@ class AdaptiveRNN(nn.Module):
 
     In the soft modes the state handed on is the mean of the iterations' states, in the hard ones the
     state at halting. ACT stops when every example has, in training too: its ``expected_steps`` then
-    count the iterations that were run. With ``compact``, examples that have halted leave the batch where
-    there are no gradients, and in thresholded mode compiled kernels read the sequences, where there are some
-    for the cell (:mod:`torchpact.engines.recurrent.native`, and ``recurrent_gpu`` for GPUs); the results are
-    those without.
+    count the iterations that were run. The layer computes all examples of a time step until all of them
+    have halted; :func:`~torchpact.deploy` puts an engine in its place that skips halted examples, and
+    returns the same.
 
-    The first such call on a CPU runs the machine's C++ compiler, for a few seconds; the library stays in
-    ``~/.cache/torchpact``. Where there is no compiler, or it fails, the loop in Python goes on without a
-    word, only slower. ``TORCHPACT_NATIVE=0`` in the environment does the same: no compiler, nothing loaded.
-
-    An objective averages the cost over positions, so let its nll be the mean over time too: the sum
-    over the time steps of an example, divided by the number of positions, T.
+    An objective averages the cost of an example over its real time steps (the ponder's ``weights`` are 0
+    for padding), so let its nll be their mean too: the sum over the real time steps of an example, divided
+    by their number.
 
     >>> rnn = AdaptiveRNN(nn.LSTMCell(8 + 1, 16), max_steps=5, batch_first=True)
     >>> output, (h, c), ponder = rnn(torch.randn(3, 7, 8), lengths=[7, 2, 4])
@@ -71,27 +70,21 @@ class AdaptiveRNN(nn.Module):
         halting_bias: float = 1.0,
         mode: Mode | str | None = None,
         batch_first: bool = False,
-        compact: bool = True,
+        compact: bool | None = None,
     ) -> None:
         super().__init__()
+        if compact is not None:
+            warnings.warn(_COMPACT, DeprecationWarning, stacklevel=2)
         check_number("halting_bias", halting_bias, open_low=True, open_high=True)
         state = probe(cell)
         # the layout of a state, without values
         self._example = _state.map_state(lambda part: part[:1].to("meta"), state)
         self.batch_first = batch_first
-        self.compact = compact
-        self._repeats = halting is never_halt
         output = _state.parts(state)[0]
         if halting is None:
             halting = HaltingUnit(output.size(1), halting_bias).to(output.device, output.dtype)
         self.block = AdaptiveBlock(Transition(cell), halting, mode=mode, max_steps=max_steps)
-        with torch.no_grad():
-            logits = halting(state)
-        if not isinstance(logits, Tensor) or logits.shape != (len(output), 1):
-            raise ValueError(
-                f"expected a halting head that gives (batch, 1), got {_state.shape_of(logits)} "
-                f"for a batch of {len(output)}"
-            )
+        check_head(halting, state)
 
     @property
     def cell(self) -> nn.Module:
@@ -113,6 +106,11 @@ class AdaptiveRNN(nn.Module):
     def max_steps(self) -> int:
         """L, the most iterations of a time step."""
         return self.block.max_steps
+
+    @property
+    def never_halts(self) -> bool:
+        """Whether the head is :func:`never_halt`."""
+        return unwrapped(self.block.halting[0]) is never_halt
 
     @property
     def _transition(self) -> Transition:
@@ -148,7 +146,9 @@ class AdaptiveRNN(nn.Module):
             ValueError: The input, the state or the lengths do not fit the layer or each other.
 
         """
-        return self.run(input, state, lengths=lengths, mode=mode, thresholds=thresholds)
+        mode = self.block.mode if mode is None else as_mode(mode)
+        bounds = self.block.bounds_of(mode, thresholds)
+        return self.run(input, state, lengths=lengths, mode=mode, bounds=bounds)
 
     def run(
         self,
@@ -156,13 +156,24 @@ class AdaptiveRNN(nn.Module):
         state: State | None = None,
         *,
         lengths: Tensor | Sequence[int] | None = None,
-        mode: Mode | str | None = None,
-        thresholds: Thresholds | float | None = None,
-        read: "Read | None" = None,
+        mode: Mode,
+        bounds: Bounds = None,
+        read: Read | None = None,
     ) -> tuple[Any, State, Ponder]:
-        """Do what :meth:`forward` does, with sequences read by ``read``, as an engine has it."""
-        mode = self.block.mode if mode is None else as_mode(mode)
-        bounds = self.block.bounds_of(mode, thresholds)
+        """Do what :meth:`forward` does; an engine has the packed sequences read in another way.
+
+        Args:
+            input: As in :meth:`forward`.
+            state: As in :meth:`forward`.
+            lengths: As in :meth:`forward`.
+            mode: What decides.
+            bounds: What logits must exceed, for each of the L − 1 decisions, in thresholded mode.
+            read: Reads the packed sequences; by default :meth:`read`.
+
+        Returns:
+            As :meth:`forward`.
+
+        """
         if isinstance(input, PackedSequence):
             packed = pack(input, lengths, self.input_size)
             self.check_state(state, int(packed.batch_sizes[0]))
@@ -174,28 +185,41 @@ class AdaptiveRNN(nn.Module):
         outputs, final, ponder = (read or self.read)(packed, u, mode, bounds)
         if packed.unsorted_indices is not None:
             final = _state.rows_of(final, packed.unsorted_indices)
-        time = len(packed.batch_sizes)
         if isinstance(input, PackedSequence):
-            return packed._replace(data=outputs), final, self._in_time(ponder, packed, time)
+            ponder = with_time(ponder, packed, total=len(packed.batch_sizes))
+            return packed._replace(data=outputs), final, self.named(ponder)
         total = input.size(1 if self.batch_first else 0)
         output = pad(outputs, packed, total)
         if not self.batch_first:
             output = output.transpose(0, 1)
-        return output, final, self._in_time(ponder, packed, total)
+        return output, final, self.named(with_time(ponder, packed, total))
 
-    def _in_time(self, ponder: Ponder, packed: PackedSequence, total: int) -> Ponder:
-        """Return the ponder of packed rows with positions (batch, time); padding weighs 0."""
-        ponder = with_time(ponder, packed, total)
-        weights = None
-        if int(packed.batch_sizes[-1]) < int(packed.batch_sizes[0]) or len(packed.batch_sizes) < total:
-            weights = (ponder.steps > 0).to(ponder.cost.dtype)
-        return ponder._replace(weights=weights, name=self.block.name, price=self.block.price)
+    def named(self, ponder: Ponder) -> Ponder:
+        """Return a ponder with the name and the price of the layer's block."""
+        return ponder._replace(name=self.block.name, price=self.block.price)
 
     def read(
-        self, packed: PackedSequence, u: State, mode: Mode, bounds: Bounds
+        self,
+        packed: PackedSequence,
+        u: State,
+        mode: Mode,
+        bounds: Bounds,
+        time_step: TimeStep | None = None,
     ) -> tuple[Tensor, State, Ponder]:
-        """Return the outputs of all time steps, the final state and the ponder, as they are packed."""
-        learning = torch.is_grad_enabled()
+        """Read packed sequences, one time step after the other.
+
+        Args:
+            packed: The sequences.
+            u: The state that each begins with, the longest sequence first.
+            mode: What decides.
+            bounds: What logits must exceed, for each of the L − 1 decisions, in thresholded mode.
+            time_step: Runs a time step; by default all examples until all have halted.
+
+        Returns:
+            The outputs of all time steps, the final state and the ponder, as they are packed.
+
+        """
+        time_step = time_step or self._time_step
         sizes: list[int] = packed.batch_sizes.tolist()
         loops, outputs, ended = [], [], []
         flagged = F.pad(packed.data, (0, 1), value=1.0).split(sizes)
@@ -206,14 +230,14 @@ class AdaptiveRNN(nn.Module):
             if count < before:
                 ended.append(_state.map_state(lambda part, n=count: part[n:], u))
                 u = _state.map_state(lambda part, n=count: part[:n], u)
-            loop, u = self._time_step(u, first, again, mode, bounds, learning)
+            loop, u = time_step(u, first, again, mode, bounds)
             loops.append(loop)
             outputs.append(_state.parts(u)[0])
         final = _state.map_state(lambda *parts: torch.cat(parts), u, *reversed(ended))
-        return torch.cat(outputs), final, self._ponder(loops, mode, learning)
+        return torch.cat(outputs), final, ponder_of_loops(loops, self.max_steps, mode)
 
     def unroll(self, input: Tensor, state: State | None = None) -> tuple[Tensor, Tensor]:
-        """Run all L iterations of a single time step on input of shape (batch, features), whoever halts.
+        """Run all L iterations of a single time step on input of shape (batch, features), halted or not.
 
         Returns their outputs, (L, batch, size), and the logits of their halting probabilities, (L, batch),
         the last of them +∞: what an expectation over the iterations needs, as that of
@@ -224,11 +248,10 @@ class AdaptiveRNN(nn.Module):
         >>> outputs.shape, logits.shape
         (torch.Size([5, 3, 16]), torch.Size([5, 3]))
         """
-        by_time = time_first(input.unsqueeze(0), self.input_size, batch_first=False)
-        packed = pack(by_time, None, self.input_size)
+        (input,) = time_first(input.unsqueeze(0), self.input_size, batch_first=False)
         self.check_state(state, len(input))
-        u = self._initial_state(state, packed)
-        first, again = (F.pad(packed.data, (0, 1), value=flag) for flag in (1.0, 0.0))
+        u = self.zero_state(len(input), input) if state is None else state
+        first, again = (F.pad(input, (0, 1), value=flag) for flag in (1.0, 0.0))
         outputs, logits = [], []
         for iteration in range(1, self.max_steps + 1):
             u = self._transition(u, first, again, iteration=iteration)
@@ -239,45 +262,28 @@ class AdaptiveRNN(nn.Module):
         return torch.stack(outputs), torch.stack(logits)
 
     def _time_step(
-        self, u: State, first: Tensor, again: Tensor, mode: Mode, bounds: Bounds, learning: bool
+        self, u: State, first: Tensor, again: Tensor, mode: Mode, bounds: Bounds
     ) -> tuple[HaltingLoop, State]:
-        if self._repeats and bounds is None:
-            return self._repeat(u, first, again, mode)
-        may_stop = mode.leaves and not (learning and mode.needs_every_h)
+        if self.never_halts and bounds is None:
+            return repeated(self._transition, self.max_steps, u, first, again, mode)
+        may_stop = mode.leaves and not (torch.is_grad_enabled() and mode.needs_every_h)
         loop, u = self.block.iterate(u, (first, again), mode=mode, bounds=bounds, may_stop=may_stop)
         return loop, loop.output_of(u)
 
-    def _repeat(self, u: State, first: Tensor, again: Tensor, mode: Mode) -> tuple[HaltingLoop, State]:
-        """As the loop of the block where no head ever halts, without asking any."""
-        for iteration in range(1, self.max_steps + 1):
-            u = self._transition(u, first, again, iteration=iteration)
-        remaining = at_least_single(_state.parts(u)[0].new_ones(len(first), 1))
-        loop = HaltingLoop.start(mode, self.max_steps)._replace(
-            taken=self.max_steps,
-            remaining=remaining,
-            steps=torch.full_like(remaining, self.max_steps, dtype=torch.long),
-            logits=(torch.full_like(remaining, -torch.inf),) * (self.max_steps - 1),
-        )
-        return loop, u
-
-    def _ponder(self, loops: list[HaltingLoop], mode: Mode, learning: bool) -> Ponder:
-        """Make one ponder of all time steps: a few large operations instead of many small ones."""
-        rows = [(loop.steps, loop.remaining) for loop in loops]
-        known = [(s.long(), r) for s, r in rows if s is not None and r is not None]
-        steps = torch.cat([each for each, _ in known])[:, 0]
-        always = [torch.full_like(each, torch.inf) for _, each in known]
-        logits = [
-            torch.cat([inf if each is None else each for each, inf in zip(row, always, strict=True)])[:, 0]
-            for row in zip_longest(*(loop.logits for loop in loops))
-        ]
-        return ponder_of_logits(logits, self.max_steps, steps, mode, learning, always[0].dtype)
-
     def _initial_state(self, state: State | None, packed: PackedSequence) -> State:
         if state is None:
-            data, batch = packed.data, int(packed.batch_sizes[0])
             # in the precision of the input, as torch's cells do it
-            return _state.map_state(lambda part: data.new_zeros(batch, part.size(1)), self._example)
+            return self.zero_state(int(packed.batch_sizes[0]), packed.data)
         return state if packed.sorted_indices is None else _state.rows_of(state, packed.sorted_indices)
+
+    def zero_state(self, batch: int, like: Tensor) -> State:
+        """Return zeros for so many sequences to begin with, of the type and on the device of ``like``.
+
+        >>> rnn = AdaptiveRNN(nn.GRUCell(8 + 1, 16), max_steps=5)
+        >>> rnn.zero_state(3, torch.empty(0)).shape
+        torch.Size([3, 16])
+        """
+        return _state.map_state(lambda part: like.new_zeros(batch, part.size(1)), self._example)
 
     def check_state(self, state: State | None, batch: int) -> None:
         """Refuse an initial state that is not one for so many sequences."""
@@ -287,3 +293,10 @@ class AdaptiveRNN(nn.Module):
         expected, given = shapes[0] if isinstance(self._example, Tensor) else shapes, _state.shape_of(state)
         if given != expected:
             raise ValueError(f"expected an initial state of shape {expected}, got {given}")
+
+
+@register_block(AdaptiveRNN)
+def _spec(rnn: AdaptiveRNN) -> BlockSpec:
+    """Return what a time step is; the module is the layer, whose call differs from that of a block."""
+    spec, batch_dim = block_spec(rnn.block), 0 if rnn.batch_first else 1
+    return replace(spec, module=rnn, shared=True, batch_dim=batch_dim, recurrent=True)

@@ -7,7 +7,6 @@ from typing import Literal, get_args
 from torch import Tensor, nn
 
 from torchpact.checks import check_count, check_number
-from torchpact.core import state as _state
 from torchpact.core.modes import Mode
 from torchpact.core.ponder import Ponder
 from torchpact.core.state import State
@@ -141,10 +140,8 @@ class SequenceNet(nn.Module):
         [torch.Size([3, 128]), torch.Size([3, 128])]
         """
         like = self.readout.weight
-        return [
-            _state.map_state(lambda part: like.new_zeros(batch, part.size(1)), layer._example)
-            for layer in self.rnn.layers
-        ]
+        layers = [layer for layer in self.rnn.layers if isinstance(layer, AdaptiveRNN)]
+        return [layer.zero_state(batch, like) for layer in layers]
 
     def _enter(self, input: Tensor) -> Tensor:
         config = self.config

@@ -1,16 +1,27 @@
 """What a step, a head, a block and a network are, for whatever executes or prices them.
 
 Specs are data: frozen records of tensors and settings in the field's terms. Networks produce them through
-providers (:func:`register_step` and the like); engines and FLOPs read only them, never the classes of networks.
+providers (:func:`register_step` and the like); engines and FLOPs read only them, never the classes of
+networks.
 
-Steps      ConvUnit, AttentionLayer, RecurrentCell, Opaque
+Steps      ConvUnit, AttentionLayer, PositionwiseResidual, RecurrentCell, Opaque
 Heads      ConvHead, LinearHead, NeverHead, Opaque
 Wholes     BlockSpec, NetworkSpec
 Providers  register_step, register_head, register_block, register_network; block_spec, network_spec
+Prices     register_price, price_of: what a step of one's own costs
+Execution  register_gated, run_gated, dense_execution: how gated steps skip closed positions, or do not
 """
 
 from torchpact.specs.blocks import BlockSpec, NetworkSpec
+from torchpact.specs.gated import (
+    dense_execution,
+    gated_execution,
+    has_gated_execution,
+    register_gated,
+    run_gated,
+)
 from torchpact.specs.heads import ConvHead, HeadSpec, LinearHead, NeverHead
+from torchpact.specs.prices import price_of, register_price
 from torchpact.specs.providers import (
     block_spec,
     network_spec,
@@ -20,7 +31,16 @@ from torchpact.specs.providers import (
     register_step,
     step_spec,
 )
-from torchpact.specs.steps import AttentionLayer, Conv, ConvUnit, Norm, Opaque, RecurrentCell, StepSpec
+from torchpact.specs.steps import (
+    AttentionLayer,
+    Conv,
+    ConvUnit,
+    Norm,
+    Opaque,
+    PositionwiseResidual,
+    RecurrentCell,
+    StepSpec,
+)
 
 __all__ = [
     "AttentionLayer",
@@ -34,13 +54,21 @@ __all__ = [
     "NeverHead",
     "Norm",
     "Opaque",
+    "PositionwiseResidual",
     "RecurrentCell",
     "StepSpec",
     "block_spec",
+    "dense_execution",
+    "gated_execution",
+    "has_gated_execution",
     "network_spec",
+    "price_of",
     "register_block",
+    "register_gated",
     "register_head",
     "register_network",
+    "register_price",
     "register_step",
+    "run_gated",
     "step_spec",
 ]

@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from torchpact.core.modes import Mode
+from torchpact.core.block import AdaptiveBlock
+from torchpact.core.modes import Mode, Thresholded
 from torchpact.specs.heads import ConvHead, HeadSpec
 from torchpact.specs.steps import Conv, ConvUnit, Norm, Opaque, StepSpec
 
@@ -35,6 +36,22 @@ class BlockSpec:
     """Whether all iterations share their step."""
     name: str = ""
     price: float = 1.0
+    batch_dim: int = 0
+    """The dimension of the input that is the batch."""
+    recurrent: bool = False
+    """Whether it is a recurrent layer, each of whose time steps is a block."""
+    of_network: bool = False
+    """Whether it is a block of a :class:`NetworkSpec`, in which patches are joined into maps again."""
+
+    @property
+    def adaptive(self) -> bool:
+        """Whether it decides, or has the interface of a block that does: a single step leaves no decision."""
+        return bool(self.heads) or isinstance(self.module, AdaptiveBlock)
+
+    @property
+    def keeps_details(self) -> bool:
+        """Whether the ponder has probabilities, which modes other than the thresholded one need."""
+        return self.details or not isinstance(self.mode, Thresholded)
 
     @property
     def max_steps(self) -> int:
@@ -45,7 +62,8 @@ class BlockSpec:
     def conv_units(self) -> tuple[ConvUnit, ...] | None:
         """The steps, if all of them are convolutional units of one kind."""
         units = tuple(step for step in self.steps if isinstance(step, ConvUnit))
-        return units if units and len(units) == len(self.steps) else None
+        alike = len(units) == len(self.steps) and len({unit.bottleneck for unit in units}) == 1
+        return units if alike else None
 
     @property
     def conv_heads(self) -> tuple[ConvHead, ...] | None:

@@ -12,8 +12,8 @@ from torchpact.specs.steps import Norm, Opaque
 class ConvHead:
     """The logits W̃∗u + W·pool(u) + b of a map: a 3×3 convolution, the mean over the map, and a bias.
 
-    Batch norms, each followed by a ReLU, may come before either. Without ``taps`` there is one logit an image;
-    of a ``group`` logits are averaged over patches of group×group pixels.
+    Batch norms, each followed by a ReLU, may come before either. Without ``taps`` there is one logit an
+    image; of a ``group`` logits are averaged over patches of group×group pixels.
     """
 
     taps: Tensor | None

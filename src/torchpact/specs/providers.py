@@ -2,7 +2,8 @@
 
 A provider is for modules of exactly one class: what a subclass changes, nobody knows but its author, who may
 register a provider of its own. It returns a spec, or raises a :class:`TypeError` or :class:`ValueError` that
-says in a line why there is none, as for a layer with other settings.
+says in a line why there is none, as for a layer with other settings: "expected it to have …". In the spec of a
+block, "it" becomes the number of the step or head: "expected step 2 to have …".
 """
 
 from collections.abc import Callable
@@ -36,6 +37,7 @@ def register_step(kind: type[nn.Module]) -> Callable[[F], F]:
         ...     return Opaque(step, "nothing is known of it but that it doubles")
         >>> step_spec(Twice()).reason
         'nothing is known of it but that it doubles'
+
     """
     return _registered(_STEPS, kind)
 
@@ -63,25 +65,37 @@ def _registered(table: dict[Any, Any], kind: Any) -> Callable[[F], F]:
     return register
 
 
-def step_spec(step: nn.Module) -> StepSpec:
-    """Return what a step is, as far as is known."""
-    spec: StepSpec = _asked(_STEPS, step)
+def step_spec(step: nn.Module, name: str = "it", *, hooks: bool = False) -> StepSpec:
+    """Return what a step is, as far as is known.
+
+    Args:
+        step: A step of a block.
+        name: What it is called in reasons.
+        hooks: Whether forward hooks of the step, or in it, do not matter: for callers that price the step, or
+            run it by calling it.
+
+    Returns:
+        A spec, :class:`Opaque` if no more is known than that the step can be called.
+
+    """
+    spec: StepSpec = _asked(_STEPS, step, name, hooks)
     return spec
 
 
-def head_spec(head: nn.Module) -> HeadSpec:
-    """Return what a halting head is, as far as is known."""
-    spec: HeadSpec = _asked(_HEADS, head)
+def head_spec(head: nn.Module, name: str = "it") -> HeadSpec:
+    """Return what a halting head is, as far as is known; ``name`` is what it is called in reasons."""
+    spec: HeadSpec = _asked(_HEADS, head, name)
     return spec
 
 
-def _asked(table: dict[Any, Any], module: nn.Module) -> Any:
+def _asked(table: dict[Any, Any], module: nn.Module, name: str, hooks: bool = False) -> Any:
     """Return the spec of a module; of one that is watched or changed only that it can be called."""
     held = unwrapped(module)
-    provider = table.get(type(held)) or (table.get(held) if callable(held) and not isinstance(held, nn.Module) else None)
+    is_function = callable(held) and not isinstance(held, nn.Module)
+    provider = table.get(type(held)) or (table.get(held) if is_function else None)
     if provider is None:
         return Opaque(module)
-    if is_watched(*module.modules()):
+    if not hooks and is_watched(*module.modules()):
         return Opaque(module, "expected units and heads without forward hooks, which engines would not run")
     if any("forward" in vars(each) for each in module.modules()):
         return Opaque(
@@ -90,12 +104,17 @@ def _asked(table: dict[Any, Any], module: nn.Module) -> Any:
     try:
         return provider(held)
     except (TypeError, ValueError) as reason:
-        return Opaque(module, one_line(reason))
+        return Opaque(module, one_line(reason).replace("expected it ", f"expected {name} ", 1))
 
 
 def is_watched(*modules: nn.Module) -> bool:
     """Whether any module has forward hooks, which see what it is given, or change what it gives."""
     return any(module._forward_hooks or module._forward_pre_hooks for module in modules)
+
+
+def is_changed(block: nn.Module) -> bool:
+    """Whether a block does something else than adaptive blocks do."""
+    return type(block).forward is not AdaptiveBlock.forward or "forward" in vars(block)
 
 
 def block_spec(block: nn.Module, name: str = "") -> BlockSpec:
@@ -113,14 +132,15 @@ def block_spec(block: nn.Module, name: str = "") -> BlockSpec:
         >>> spec = block_spec(block)
         >>> spec.max_steps, spec.shared, len(spec.heads)
         (3, True, 2)
+
     """
     if type(block) in _BLOCKS:
         return _BLOCKS[type(block)](block)
     if not isinstance(block, AdaptiveBlock):
         raise TypeError(f"expected an adaptive block, got a {type(block).__name__}")
     count = block.max_steps
-    steps = [step_spec(step) for step in block.steps]
-    heads = [head_spec(head) for head in block.halting]
+    steps = [step_spec(step, f"step {n}") for n, step in enumerate(block.steps, start=1)]
+    heads = [head_spec(head, f"head {n}") for n, head in enumerate(block.halting, start=1)]
     return BlockSpec(
         module=block,
         steps=tuple(steps * count if len(steps) == 1 else steps),
@@ -133,7 +153,7 @@ def block_spec(block: nn.Module, name: str = "") -> BlockSpec:
     )
 
 
-def has_block_provider(module: nn.Module) -> bool:
+def is_block(module: nn.Module) -> bool:
     """Whether a module is an adaptive part of a network: a block, or of a class that has a provider."""
     return isinstance(module, AdaptiveBlock) or type(module) in _BLOCKS
 
@@ -143,4 +163,7 @@ def network_spec(net: nn.Module) -> NetworkSpec | None:
     provider = _NETWORKS.get(type(net))
     if provider is None or "forward" in vars(net) or is_watched(net, *net.children()):
         return None
-    return provider(net)
+    try:
+        return provider(net)
+    except (TypeError, ValueError):  # it was changed, and runs as any other network does
+        return None

@@ -50,9 +50,9 @@ class Conv:
 class ConvUnit:
     """A residual unit ``u + f(u)·a`` of two or three convolutions, each with a batch norm and a ReLU.
 
-    ``order`` "pre" is norm, ReLU, convolution. Two convolutions are 3×3; of three (a bottleneck) the one in the
-    middle is. The shortcut has no parameters: the mean over ``stride``² pixels, and ``padding`` channels of
-    zeros more, half of them before and half after.
+    ``order`` "pre" is norm, ReLU, convolution. Two convolutions are 3×3; of three (a bottleneck) the one in
+    the middle is. The shortcut has no parameters: the mean over ``stride``² pixels, and ``padding`` channels
+    of zeros more, half of them before and half after.
     """
 
     convs: tuple[Conv, ...]
@@ -112,12 +112,14 @@ class ConvUnit:
 class AttentionLayer:
     """A transformer layer: attention and an MLP, each added to its input, over tokens (batch, length, size).
 
-    ``order`` "pre" is u + attention(norm1(u)), then u + mlp(norm2(u)).
+    ``order`` "pre" is u + attention(norm1(u)), then u + mlp(norm2(u)). Modules and weights are those of the
+    layer, not copies: gradients reach them.
     """
 
-    norm1: nn.LayerNorm
-    norm2: nn.LayerNorm
+    norm1: nn.Module
+    norm2: nn.Module
     qkv_weight: Tensor
+    """Of queries, keys and values, one below the other: (3·size, size)."""
     qkv_bias: Tensor | None
     out: nn.Linear
     heads: int
@@ -125,9 +127,11 @@ class AttentionLayer:
     linear2: nn.Linear
     activation: Callable[[Tensor], Tensor]
     causal: bool
+    """Whether tokens attend to those before them, and to themselves, only."""
     dropouts: tuple[nn.Module, nn.Module, nn.Module]
     """After the output projection, inside the MLP, and after it."""
     attention_dropout: float
+    """As it is now: 0 in evaluation."""
     order: Literal["pre"] = "pre"
 
     @property
@@ -137,8 +141,16 @@ class AttentionLayer:
 
 
 @dataclass(frozen=True, eq=False)
+class PositionwiseResidual:
+    """A step u + f(u)·a whose f looks at one position at a time, along the dimension ``features``."""
+
+    function: nn.Module
+    features: int = -1
+
+
+@dataclass(frozen=True, eq=False)
 class RecurrentCell:
-    """A cell of torch, for one input more than there are: the last tells the first iteration of a time step."""
+    """A cell of torch with one input more: a flag that tells the first iteration of a time step."""
 
     cell: nn.Module
     kind: Literal["lstm", "gru", "rnn"]
@@ -158,4 +170,4 @@ class Opaque:
     """Why no more is known of it, for people; empty where nothing was expected."""
 
 
-StepSpec = ConvUnit | AttentionLayer | RecurrentCell | Opaque
+StepSpec = ConvUnit | AttentionLayer | PositionwiseResidual | RecurrentCell | Opaque

@@ -1,5 +1,9 @@
 """The sparse engine in plain PyTorch: active pixels are gathered and multiplied, one chunk after the other.
 
+It runs what the compiled ones do not: on a CPU without a C++ compiler (or with ``TORCHPACT_NATIVE=0``), in
+float16 or double precision, with channels that are no multiples of 16, or a first unit that makes fewer of them;
+on a GPU without Triton; and everywhere hard modes of the user's own, for the halting loop decides.
+
 Maps lie channels last within a border of zeros, seen as rows of pixels. The three pixels to the left, at
 and to the right of one are then neighbours in memory, so that the nine inputs of a convolution are three
 reads. Lists of pixels are filtered from those of the unit before, as pixels only ever halt.
@@ -10,55 +14,82 @@ reaches 0.3 to 0.5, nine accumulating products 0.45 to 0.6, dense convolutions o
 """
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from torchpact.core.ponder import Ponder, ponder_of_logits
-from torchpact.engines.block_spec import (
-    FoldedBlock,
-    FoldedBottleneck,
-    FoldedUnit,
-    Runner,
-    Unsupported,
-    as_matrix,
-)
+from torchpact.core.loop import HaltingLoop, decide
+from torchpact.core.ponder import Ponder
+from torchpact.core.state import State
+from torchpact.engines.base import CallArgs, Engine, Runner, Unsupported
+from torchpact.engines.conv.folded import FoldedUnit
+from torchpact.engines.conv.support import as_matrix, bounds_of, conv_block_problem, decides_per_pixel
+from torchpact.specs import BlockSpec, ConvHead, ConvUnit, NetworkSpec
+from torchpact.specs.blocks import Bounds
 
 CHUNK = 4096  # pixels; 1024 is 4 to 8 % slower with 32 and 64 channels
 
 
-def build(block: FoldedBlock) -> Runner:
-    """Return a runner for a block with a decision for every pixel."""
-    head = block.head
-    if head is None or head.conv is None or head.norm is not None or head.group > 1:
-        raise Unsupported("sparse: expected a decision for every pixel, by heads without batch norm")
-    if not block.mode.hard:
-        raise Unsupported(f"sparse: expected a hard mode, got {block.mode}")
-    return SparseBlock(block)
+class Sparse(Engine):
+    """Blocks of residual units with a decision for every pixel, in hard modes."""
+
+    name = "sparse"
+    tolerance = {torch.float32: 1e-5, torch.float16: 1e-2, torch.bfloat16: 1e-2}
+    host_sync = True
+
+    def supports(self, spec: BlockSpec | NetworkSpec, example: CallArgs) -> str | None:
+        """Return None if it can run a block, or one line that says why not."""
+        if isinstance(spec, NetworkSpec):
+            return "sparse: expected a block, got a network"
+        problem = conv_block_problem(spec)
+        if problem is not None:
+            return problem
+        if not decides_per_pixel(spec):
+            return "sparse: expected a decision for every pixel, by heads without batch norm"
+        if not spec.mode.hard:
+            return f"sparse: expected a hard mode, got {spec.mode}"
+        return None
+
+    def build(self, spec: BlockSpec | NetworkSpec, example: CallArgs = CallArgs()) -> "SparseBlock":
+        """Return a runner of a block.
+
+        Raises:
+            Unsupported: It cannot run it.
+
+        """
+        problem = self.supports(spec, example)
+        if problem is not None:
+            raise Unsupported(problem)
+        assert isinstance(spec, BlockSpec)
+        return SparseBlock(spec)
 
 
-class SparseBlock:
+class SparseBlock(Runner):
     """A block that computes convolutions at active pixels only."""
 
-    waits = True  # for the length of lists
+    host_sync = True  # for the length of lists
 
-    def __init__(self, block: FoldedBlock) -> None:
-        self.block = block.adaptive()
-        self.first = block.units[0]
-        self.others = [
-            _Bottleneck(unit) if isinstance(unit, FoldedBottleneck) else _Unit(unit)
-            for unit in block.units[1:]
-        ]
-        self.heads = [(_taps(head.conv.weight.detach()), head.linear) for head in block.heads if head.conv]
+    def __init__(self, spec: BlockSpec) -> None:
+        units, heads = spec.conv_units, spec.conv_heads
+        assert units is not None  # as the engine has seen
+        assert heads is not None
+        self.mode, self.details, self.max_steps = spec.mode, spec.keeps_details, spec.max_steps
+        self.first = FoldedUnit(units[0])
+        self.others = [_Bottleneck(unit) if unit.bottleneck else _Unit(unit) for unit in units[1:]]
+        self.heads = [_Head.of(head) for head in heads]
 
     @torch.no_grad()
-    def __call__(self, u: Tensor) -> tuple[Tensor, Ponder | None]:
+    def __call__(
+        self, u: State, context: CallArgs = CallArgs(), bounds: Bounds = None
+    ) -> tuple[State, Ponder | None]:
         """Run the block."""
-        mode, block = self.block.mode, self.block
-        if not len(u):
-            output, ponder = block(u)
-            return output, ponder
+        assert isinstance(u, Tensor)
+        bounds_of(self.mode, bounds, len(self.heads))  # which may refuse
+        loop = HaltingLoop.start(
+            self.mode, self.max_steps, bounds=bounds, may_stop=True, keeps_logits=self.details
+        )
         state = F.pad(self.first(u).permute(0, 2, 3, 1), (0, 0, 1, 1, 1, 1))
         batch, height, width, channels = state.shape
         height, width = height - 2, width - 2
@@ -67,39 +98,53 @@ class SparseBlock:
         near = active = live.flatten().nonzero().squeeze(1)
         rows = state.view(-1, channels)
         taps = rows.new_zeros(len(rows), 9, dtype=torch.float32)
-        maps = [rows.new_zeros(len(rows), size) for size in (self.others[0].sizes if self.others else ())]
-        asked: list[Tensor] = []
-        steps = torch.ones(batch, 1, height, width, dtype=torch.long, device=u.device)
-        for (matrix, linear), unit in zip(self.heads, self.others, strict=True):
+        maps = [rows.new_zeros(len(rows), size) for size in self.others[0].sizes]
+        for head, unit in zip(self.heads, self.others, strict=True):
             # in single precision: a large map adds up to more than half precision holds
-            mean = state.sum((1, 2), dtype=torch.float32) / (height * width)
-            pooled = F.linear(mean, linear.weight.float(), linear.bias.float()).flatten()
-            image = active // live[0].numel()
-            logits = _gathered(rows, taps, width, near, active, matrix) + pooled[image]
+            mean = state.sum((1, 2), dtype=torch.float32) / max(height * width, 1)
+            pooled = F.linear(mean, head.pool, head.bias).flatten()
+            logits = _gathered(rows, taps, width, near, active, head.taps)
             every = logits.new_full(live.shape, torch.inf)
-            every.view(-1)[active] = logits
-            asked.append(every[:, None, 1:-1, 1:-1])
-            _, remaining = mode.halt(torch.ones_like(logits), logits)
-            goes_on = mode.gate(remaining) > 0
+            every.view(-1)[active] = logits + pooled[active // max(live[:1].numel(), 1)]
+            loop, _ = decide(loop, every[:, None, 1:-1, 1:-1])
+            assert loop.gate is not None  # there are units to come
+            if loop.done or not len(active):
+                loop.draw_the_rest()
+                break
+            live[:, 1:-1, 1:-1] = loop.gate[:, 0] > 0
+            goes_on = live.view(-1)[active]
             if not goes_on.all():
-                live.view(-1)[active] = goes_on
                 active = active[goes_on]
-                if not len(active):
-                    break
                 seen = F.max_pool2d(live[:, None].float(), 3, stride=1, padding=1)
                 near = near[seen.view(-1)[near] > 0]
-            steps += live[:, None, 1:-1, 1:-1]
             unit.add(state, maps, near, active)
-        ponder = ponder_of_logits(asked, block.max_steps, steps, mode)
-        return state[:, 1:-1, 1:-1].permute(0, 3, 1, 2).contiguous(memory_format=torch.channels_last), ponder
+        output = state[:, 1:-1, 1:-1].permute(0, 3, 1, 2)
+        return output.contiguous(memory_format=torch.channels_last), loop.ponder()
+
+
+class _Head(NamedTuple):
+    """The weights of a head in single precision."""
+
+    taps: Tensor
+    """(inputs, taps)."""
+    pool: Tensor
+    bias: Tensor
+
+    @classmethod
+    def of(cls, head: ConvHead) -> "_Head":
+        assert head.taps is not None  # as the engine has seen
+        taps, pool, bias = (x.detach().float().clone() for x in (head.taps[0], head.pool, head.bias))
+        return cls(taps.flatten(1), pool, bias)
 
 
 class _Unit:
     """Of two 3×3 convolutions, the first of which is wanted at all pixels near active ones."""
 
-    def __init__(self, unit: FoldedUnit) -> None:
-        self.scale, self.shift, self.bias1 = unit.scale.flatten(), unit.shift.flatten(), unit.bias1
-        self.matrix1, self.matrix2 = as_matrix(unit.weight1), as_matrix(unit.weight2)
+    def __init__(self, unit: ConvUnit) -> None:
+        self.scale, self.shift = unit.scale.flatten(), unit.shift.flatten()
+        (weight1, bias1), (weight2, _) = unit.convolutions
+        assert bias1 is not None  # all but the last have one
+        self.bias1, self.matrix1, self.matrix2 = bias1, as_matrix(weight1), as_matrix(weight2)
         self.sizes = [len(self.scale), len(self.bias1)]  # channels of maps to work with
 
     def add(self, state: Tensor, maps: Sequence[Tensor], near: Tensor, active: Tensor) -> None:
@@ -115,9 +160,12 @@ class _Unit:
 class _Bottleneck:
     """Of which only the second convolution looks at neighbours."""
 
-    def __init__(self, unit: FoldedBottleneck) -> None:
+    def __init__(self, unit: ConvUnit) -> None:
         self.scale, self.shift = unit.scale.flatten(), unit.shift.flatten()
-        self.bias1, self.bias2 = unit.bias1, unit.bias2
+        bias1, bias2 = (bias for _, bias in unit.convolutions[:2])
+        assert bias1 is not None  # all but the last have one
+        assert bias2 is not None
+        self.bias1, self.bias2 = bias1, bias2
         self.matrices = [as_matrix(weight) for weight, _ in unit.convolutions]
         self.sizes = [len(self.bias1)]
 
@@ -131,11 +179,6 @@ class _Bottleneck:
         for some in active.split(CHUNK):
             x = _convolve(middle, width, some, self.matrices[1]).add_(self.bias2).relu_()
             rows.index_add_(0, some, x @ self.matrices[2])
-
-
-def _taps(weight: Tensor) -> Tensor:
-    """Return the weights of a head as a matrix of (inputs, taps), in single precision."""
-    return weight[0].flatten(1).float().contiguous()
 
 
 def _gathered(rows: Tensor, taps: Tensor, width: int, near: Tensor, active: Tensor, matrix: Tensor) -> Tensor:
@@ -160,3 +203,6 @@ def _convolve(rows: Tensor, width: int, places: Tensor, matrix: Tensor) -> Tenso
         taps = threes.index_select(0, (some[:, None] + offsets).view(-1))
         torch.mm(taps.view(len(some), -1), matrix, out=out)
     return result
+
+
+SPARSE = Sparse()

@@ -4,37 +4,98 @@ Masks become part of the kernels around them, so that little but the heads is ad
 takes minutes to compile, for on a GPU convolutions are tried out.
 """
 
+import threading
+from typing import Any
+
 import torch
-from torch import Tensor
 
-from torchpact.core.modes import Discrete
+from torchpact.checks import one_line
+from torchpact.core import state
+from torchpact.core.modes import Mode
 from torchpact.core.ponder import Ponder
-from torchpact.engines.block_spec import FoldedBlock, Runner, Unsupported
-from torchpact.engines.generic import dense
+from torchpact.core.state import State
+from torchpact.engines.base import CallArgs, Engine, Runner, Unsupported
+from torchpact.engines.generic.dense import DENSE
+from torchpact.specs import BlockSpec, NetworkSpec
+from torchpact.specs.blocks import Bounds
 
 
-def build(block: FoldedBlock) -> Runner:
-    """Return the block compiled, for maps of the size that comes first."""
-    if block.heads and isinstance(block.mode, Discrete):
-        raise Unsupported(f"compiled: expected a mode that draws nothing, got {block.mode}")
-    return Compiled(dense.build(block), block.weight.device)
+class Compiled(Engine):
+    """Blocks of any steps, in modes that draw nothing."""
+
+    name = "compiled"
+    on_request = True
+    tolerance = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 1e-2}
+
+    def supports(self, spec: BlockSpec | NetworkSpec, example: CallArgs) -> str | None:
+        """Return None if it can run a block, or one line that says why not."""
+        if isinstance(spec, NetworkSpec):
+            return "compiled: expected a block, got a network"
+        if spec.heads and type(spec.mode).noise is not Mode.noise:
+            return f"compiled: expected a mode that draws nothing, got {spec.mode}"
+        return DENSE.supports(spec, example)
+
+    def build(self, spec: BlockSpec | NetworkSpec, example: CallArgs = CallArgs()) -> "CompiledRunner":
+        """Return the block compiled, for states of the size that comes first."""
+        assert isinstance(spec, BlockSpec)
+        problem = self.supports(spec, example)
+        if problem is not None:
+            raise Unsupported(problem)
+        return CompiledRunner(DENSE.build(spec, example))
 
 
-class Compiled:
-    """A block for maps of one size and layout; others run as they are: compiling takes long."""
+class CompiledRunner(Runner):
+    """A block for states of one size and layout, and for one set of thresholds.
 
-    def __init__(self, run: Runner, device: torch.device) -> None:
+    Other calls, and those with more than a state, run densely as they are: compiling takes long.
+    """
+
+    def __init__(self, run: Runner) -> None:
         self.run = run
-        mode = "max-autotune-no-cudagraphs" if device.type == "cuda" else None
-        self.compiled = torch.compile(run, mode=mode, dynamic=False)
+        self.compiled: Any = None
         self.known: object = None
+        self._lock = threading.Lock()
 
-    def __call__(self, u: Tensor) -> tuple[Tensor, Ponder | None]:
+    def __call__(
+        self, u: State, context: CallArgs = CallArgs(), bounds: Bounds = None
+    ) -> tuple[State, Ponder | None]:
         """Run the block."""
-        with torch.inference_mode(False), torch.no_grad():  # it would be compiled anew for inference mode
-            if u.is_inference():
-                u = u.clone()
-            kind = u.shape, u.stride()
+        # it would be compiled anew for inference mode
+        with torch.inference_mode(False), torch.no_grad():
+            u = state.map_state(lambda part: part.clone() if part.is_inference() else part, u)
+            parts = state.parts(u)
+            kind = [(part.shape, part.stride()) for part in parts], bounds
+            if self.known is None and not context.values:
+                self._compile(kind, parts[0].device)
+            if kind == self.known and not context.values:
+                output, ponder = self.compiled(u, bounds)
+                return output, ponder
+            return self.run(u, context, bounds)
+
+    def tune(self, u: State, context: CallArgs) -> None:
+        """Compile for a call like this one, with the threshold of the mode.
+
+        Raises:
+            Unsupported: It cannot be compiled.
+
+        """
+        try:
+            self(u, context)
+        except Exception as error:  # by whatever name torch.compile has for it
+            raise Unsupported(f"compiled: {one_line(error)}") from error
+
+    def accepts(self, u: State, context: CallArgs) -> bool:
+        """Whether it can run such a call: as the dense engine does."""
+        return True
+
+    def _compile(self, kind: object, device: torch.device) -> None:
+        with self._lock:
             if self.known is None:
+                run, mode = self.run, "max-autotune-no-cudagraphs" if device.type == "cuda" else None
+                self.compiled = torch.compile(
+                    lambda u, bounds: run(u, bounds=bounds), mode=mode, dynamic=False
+                )
                 self.known = kind
-            return (self.compiled if kind == self.known else self.run)(u)
+
+
+COMPILED = Compiled()

@@ -1,76 +1,86 @@
-"""Whether the steps of somebody's block treat examples, or positions, one by one, so that some may leave."""
+"""Whether the steps of a block treat examples, or positions, independently, so that halted ones may leave."""
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from torchpact.checks import one_line
-from torchpact.core import state as _state
+from torchpact.core import state
 from torchpact.core.block import AdaptiveBlock
+from torchpact.core.call_args import CallArgs
+from torchpact.core.modes import NeverHalt
 from torchpact.core.state import State
-from torchpact.engines.block_spec import Unsupported
-from torchpact.engines.generic.compact import CompactBlock, belongs, flat, mapped, rows_for, who_may_leave
-from torchpact.flops.call_capture import Never
-
-
-class Compacted(CompactBlock):
-    """A block that examples leave, or positions, of which it was seen that this makes no difference.
-
-    That holds for calls like the one it was tried on, which ``knows`` tells: what of the context belongs to
-    examples is fixed, and all else keeps its shape.
-    """
-
-    def __init__(self, block: AdaptiveBlock, u: State, context: tuple[Any, ...], positions: bool) -> None:
-        shape = who_may_leave(u, positions)
-        super().__init__(block, positions, belongs(context, shape))
-        self.dimensions, self.kinds = _state.parts(u)[0].dim(), _kinds((u, context), shape)
-
-    def knows(self, u: State, *context: Any) -> bool:
-        """Whether a call is such as was tried."""
-        alike = _state.parts(u)[0].dim() == self.dimensions
-        return alike and _matches(self.kinds, (u, context), who_may_leave(u, self.positions))
+from torchpact.engines.base import Unsupported
+from torchpact.engines.generic.per_example import (
+    example_shape,
+    flat,
+    is_per_example,
+    map_per_example,
+    rows,
+)
 
 
 @torch.no_grad()
-def compacted(block: AdaptiveBlock, u: State, *context: Any) -> Compacted:
-    """Return a block that halted examples leave, or positions, if that is seen to make no difference.
+def check_independence(block: AdaptiveBlock, u: State, context: CallArgs) -> bool:
+    """Check that a block's steps and heads are independent across examples, or across positions.
 
-    Some of them, and one, are run without the others, through all steps: as they are, and with noise, for
-    what is alike does not tell.
+    Re-runs a random subset and a single example through all steps, on the original inputs and on noised ones,
+    and requires matching outputs; identical inputs alone cannot reveal cross-example dependence.
 
-    >>> block = tp.AdaptiveBlock(nn.Tanh(), nn.Linear(8, 1), max_steps=4, mode="thresholded")
-    >>> compacted(block, torch.randn(5, 7, 8)).positions
-    True
-    >>> compacted(tp.AdaptiveBlock(lambda u: u - u.mean(0), nn.Linear(8, 1), max_steps=4), torch.zeros(5, 8))
-    Traceback (most recent call last):
-        ...
-    torchpact.engines.block_spec.Unsupported: compact: expected steps and heads that treat examples one ...
+    Args:
+        block: The block.
+        u: The state that it is given.
+        context: What else it is given.
+
+    Returns:
+        Whether positions halt, rather than examples.
+
+    Raises:
+        Unsupported: They are not independent, or too few to tell.
+
+    Example:
+        >>> block = tp.AdaptiveBlock(nn.Tanh(), nn.Linear(8, 1), max_steps=4, mode="thresholded")
+        >>> check_independence(block, torch.randn(5, 7, 8), CallArgs())
+        True
+        >>> block = tp.AdaptiveBlock(lambda u: u - u.mean(0), nn.Linear(8, 1), max_steps=4)
+        >>> check_independence(block, torch.zeros(5, 8), CallArgs())
+        Traceback (most recent call last):
+            ...
+        torchpact.engines.base.Unsupported: compact: expected steps and heads that treat examples indep...
+
     """
-    first = _state.parts(u)[0]
-    _, ponder = block(u, *context, mode=Never())
-    decisions = ponder.steps.shape
+    first = state.parts(u)[0]
+    rest: tuple[Any, ...] = (context.args, dict(context.kwargs))
+    _, probs = _all_steps(block, u, rest)
+    decisions = probs.shape[1:]
     positions = decisions[1:].numel() > 1
-    shape = who_may_leave(u, positions)
+    shape = example_shape(u, positions)
     if decisions[0] != len(first) or (positions and decisions != (*shape, 1)):
         what = f"a decision an example, or for each of {tuple(shape)}; got {tuple(decisions)}"
         if len(decisions) == 4 and decisions[1] == 1:
             what = "decisions for examples, or units of torchpact.models; got some for pixels of other steps"
         raise Unsupported(f"compact: expected {what}")
     if shape.numel() < 2:
-        raise Unsupported("compact: expected two examples or more: of one, nothing can be seen to leave")
+        raise Unsupported("compact: expected two examples or more: one alone cannot show independence")
     draw = torch.Generator().manual_seed(0)
-    for given, told in ((u, context), (_noisy(u, draw, shape), context), _noisy((u, context), draw, shape)):
-        if not _runs_apart(block, given, told, shape, draw):
+    for given, told in ((u, rest), (_noised(u, draw, shape), rest), _noised((u, rest), draw, shape)):
+        if not _subset_agrees(block, given, told, shape, draw):
             what = "positions" if positions else "examples"
             raise Unsupported(
-                f"compact: expected steps and heads that treat {what} one by one, but for rounding"
+                f"compact: expected steps and heads that treat {what} independently, but for rounding"
             )
-    return Compacted(block, u, context, positions)
+    return positions
 
 
-def _noisy(value: Any, draw: torch.Generator, shape: torch.Size) -> Any:
+def _all_steps(block: AdaptiveBlock, u: State, rest: tuple[Any, ...]) -> tuple[State, Tensor]:
+    """Run all steps, and return the output and the halting probabilities."""
+    loop, u = block.iterate(u, *rest, mode=NeverHalt())
+    output, ponder = loop.result(u)
+    return output, ponder.probs
+
+
+def _noised(value: Any, draw: torch.Generator, shape: torch.Size) -> Any:
     """Return values with as much noise as examples have differences, or some; what they share stays."""
 
     def with_noise(part: Tensor) -> Tensor:
@@ -82,29 +92,29 @@ def _noisy(value: Any, draw: torch.Generator, shape: torch.Size) -> Any:
         noise = torch.randn(part.shape, generator=draw).to(part)
         return part + noise * torch.where(size > 0, size, 1.0).to(part)
 
-    return mapped(value, belongs(value, shape), with_noise)
+    return map_per_example(value, is_per_example(value, shape), with_noise)
 
 
-def _runs_apart(
-    block: AdaptiveBlock, u: State, context: tuple[Any, ...], shape: torch.Size, draw: torch.Generator
+def _subset_agrees(
+    block: AdaptiveBlock, u: State, rest: tuple[Any, ...], shape: torch.Size, draw: torch.Generator
 ) -> bool:
     """Whether some of the positions of this shape, and one, come out as they do beside the others."""
-    output, ponder = block(u, *context, mode=Never())
-    theirs = belongs((u, context), shape)
-    whole = flat((u, context), theirs, len(shape))
-    expected = [part.flatten(0, len(shape) - 1) for part in _state.parts(output)]
-    probs = ponder.probs.flatten(1).T
+    output, all_probs = _all_steps(block, u, rest)
+    per_example = is_per_example((u, rest), shape)
+    whole = flat((u, rest), per_example, len(shape))
+    expected = [part.flatten(0, len(shape) - 1) for part in state.parts(output)]
+    probs = all_probs.flatten(1).T
     # an odd number of them, here and there, so that pairs and halves of the batch are torn apart; and not the
     # first, by which something that all share could be told
     order = 1 + torch.randperm(shape.numel() - 1, generator=draw).to(probs.device)
     for keep in (order[: len(order) // 2 | 1].sort().values, order[:1]):
-        own, others = rows_for(whole, theirs, keep)
+        own, others = rows(whole, per_example, keep)
         try:
-            some, seen = block(own, *others, mode=Never())
-        except Exception as error:  # whatever somebody's step makes of it
+            some, seen = _all_steps(block, own, others)
+        except Exception as error:  # whatever a user's step makes of it
             why = f"{type(error).__name__}: {one_line(error)}"
             raise Unsupported(f"compact: expected steps that can run fewer examples, got {why}") from error
-        found = [*_state.parts(some), seen.probs.flatten(1).T]
+        found = [*state.parts(some), seen.flatten(1).T]
         if not all(_close(*pair, keep) for pair in zip(found, [*expected, probs], strict=True)):
             return False
     return True
@@ -123,35 +133,3 @@ def _close(some: Tensor, everyone: Tensor, keep: Tensor) -> bool:
     near = (some.double() - other.double()).abs() <= bound * other.double().abs() + least
     same = (some == other) | (some.isnan() & other.isnan())
     return bool((near | same).all())
-
-
-@dataclass(frozen=True)
-class _Shared:
-    """A tensor of this shape, which all examples share."""
-
-    shape: torch.Size
-
-
-def _kinds(value: Any, shape: torch.Size) -> Any:
-    """Return what a value is: an example's (True), shared, or of some type; of containers, every part."""
-    if isinstance(value, dict):
-        return {key: _kinds(part, shape) for key, part in value.items()}
-    if isinstance(value, tuple | list):
-        return [_kinds(part, shape) for part in value]
-    if not isinstance(value, Tensor):
-        return type(value)
-    return True if belongs(value, shape) else _Shared(value.shape)
-
-
-def _matches(kinds: Any, value: Any, shape: torch.Size) -> bool:
-    if isinstance(kinds, dict):
-        fits = isinstance(value, dict) and value.keys() == kinds.keys()
-        return fits and all(_matches(kind, value[key], shape) for key, kind in kinds.items())
-    if isinstance(kinds, list):
-        fits = isinstance(value, tuple | list) and len(value) == len(kinds)
-        return fits and all(_matches(kind, part, shape) for kind, part in zip(kinds, value, strict=True))
-    if kinds is True:
-        return isinstance(value, Tensor) and value.shape[: len(shape)] == shape
-    if isinstance(kinds, _Shared):
-        return isinstance(value, Tensor) and value.shape == kinds.shape
-    return type(value) is kinds

@@ -4,26 +4,26 @@ The kernel is ``recurrent_cluster.cu``: a cluster of 1 to 16 multiprocessors kee
 registers and reads its share of the sequences alone, each at its own pace. Sums of products are in single
 precision, as exact as without tensor cores, whatever torch is set to. Compiled by NVRTC on first use.
 
-Of a large batch, which graphs begin to read (``recurrent_gpu_lane``), clusters read the rows that are left.
+Of a large batch, which CUDA graphs begin to read (gpu_lane.py), clusters read the rows that are left.
 """
 
 import ctypes
 from collections.abc import Callable
-from ctypes import Structure, byref, c_float, c_int, c_void_p
+from ctypes import Structure, byref, c_char_p, c_float, c_int, c_void_p
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from torchpact.checks import one_line
 from torchpact.core import state as _state
-from torchpact.engines.block_spec import Unsupported
-from torchpact.engines.conv.onchip.driver import _check, clusters_at_once, driver
+from torchpact.engines.base import Unsupported
+from torchpact.engines.conv.onchip.driver import clusters_at_once, driver
 from torchpact.engines.conv.onchip.nvrtc import compiled
-from torchpact.engines.recurrent.gpu_call import Cell, Piece, Places, Result, UnderWay
-from torchpact.engines.recurrent.native import KINDS
-from torchpact.nn.cells import HaltingUnit
+from torchpact.engines.recurrent.gpu_call import Piece, Places, Result, UnderWay
+from torchpact.engines.recurrent.layer import Layer
 
 SOURCE = Path(__file__).with_name("recurrent_cluster.cu")
 THREADS = 256
@@ -38,6 +38,7 @@ fewer a cluster is faster at once, and graphs are not. In half precision cuBLAS 
 NUMBERS = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
 # of cuda.h
 _SHARED, _LARGE_CLUSTER = 8, 14  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_…, _NON_PORTABLE_CLUSTER_SIZE_ALLOWED
+_OUT_OF_MEMORY = 2  # CUDA_ERROR_OUT_OF_MEMORY
 
 
 class Shape(NamedTuple):
@@ -64,11 +65,11 @@ class Shape(NamedTuple):
         return -(-(4 * numbers + 4) // 16) * 16
 
 
-def shape_of(cell: Cell) -> Shape:
-    """Return what a cell needs: the fewest CTAs, powers of two, and as many slots as fit."""
-    kind, gates = KINDS[type(cell)]
-    ctas = 1 << (-(-cell.hidden_size // 32) - 1).bit_length()
-    return Shape(kind, gates, cell.hidden_size, ctas, 32 if ctas < 16 else 16, NUMBERS[cell.weight_hh.dtype])
+def shape_of(layer: Layer) -> Shape:
+    """Return what a layer needs: the fewest CTAs, powers of two, and as many slots as fit."""
+    ctas = 1 << (-(-layer.size // 32) - 1).bit_length()
+    slots = 32 if ctas < 16 else 16
+    return Shape(layer.kind, layer.gates, layer.size, ctas, slots, NUMBERS[layer.dtype])
 
 
 class Args(Structure):
@@ -89,29 +90,26 @@ Launch = Callable[[Args, int], None]
 
 
 class Clusters:
-    """A layer that clusters read: called ``launch`` with so many of them, of which so many run at once."""
+    """A layer that clusters read: ``launch`` starts some of them, of which ``at_once`` run at a time."""
 
     adds_bias = True
-    """That of the inputs, which is then no part of what it is given."""
+    """Whether the bias of the inputs is added here, and is no part of the product that is read."""
 
-    def __init__(
-        self, cell: Cell, head: nn.Module | None, max_steps: int, launch: Launch, at_once: int
-    ) -> None:
-        self.launch, self.at_once, self.shape = launch, at_once, shape_of(cell)
-        unit = head.linear if isinstance(head, HaltingUnit) else None
-        asked = (None, None) if unit is None else (unit.weight, unit.bias)
+    def __init__(self, layer: Layer, launch: Launch, at_once: int) -> None:
+        self.layer = layer  # whose weights the kernel has by their addresses
+        self.launch, self.at_once, self.shape = launch, at_once, shape_of(layer)
         self.weights = Args(
-            weight=_address(cell.weight_hh),
-            flag=_address(cell.weight_ih[:, -1]),
-            input_bias=_address(cell.bias_ih),
-            hidden_bias=_address(cell.bias_hh),
-            head=_address(asked[0]),
-            head_bias=_address(asked[1]),
-            max_steps=max_steps,
-            flag_stride=cell.weight_ih.size(1),
+            weight=_address(layer.weight_hh),
+            flag=_address(layer.weight_ih[:, -1]),
+            input_bias=_address(layer.bias_ih),
+            hidden_bias=_address(layer.bias_hh),
+            head=_address(layer.head),
+            head_bias=_address(layer.head_bias),
+            max_steps=layer.max_steps,
+            flag_stride=layer.weight_ih.size(1),
         )
-        self.bytes = cell.weight_hh.element_size()
-        self.most_rows = MOST_OUTPUTS[self.bytes] // cell.hidden_size
+        self.bytes = layer.weight_hh.element_size()
+        self.most_rows = MOST_OUTPUTS[self.bytes] // layer.size
         """Of a batch, for which this is the fastest way."""
         self.places = Places()
 
@@ -156,23 +154,26 @@ def _address(x: Tensor | None) -> int | None:
     return None if x is None else x.data_ptr()
 
 
-def clusters_for(cell: Cell, head: nn.Module | None, max_steps: int) -> Clusters | None:
-    """Return what reads a layer by clusters; None if its device or its size are others'.
+def clusters_for(layer: Layer) -> Clusters | None:
+    """Return what reads a layer by clusters; None where its device or its size rules them out.
 
-    Raises :class:`Unsupported` where they cannot be had after all; memory may be there the next time.
+    Raises:
+        Unsupported: The kernel cannot be compiled or loaded.
+        torch.OutOfMemoryError: There is no memory for it now.
+
     """
-    weight = cell.weight_hh
-    if not weight.is_cuda or weight.dtype not in NUMBERS or cell.hidden_size > MOST_UNITS:
+    weight = layer.weight_hh
+    if not weight.is_cuda or weight.dtype not in NUMBERS or layer.size > MOST_UNITS:
         return None
     if torch.cuda.get_device_capability(weight.device) < (9, 0) or weight.data_ptr() % 16:
         return None
     try:
-        loaded = _loaded(shape_of(cell), weight.device)
+        loaded = _loaded(shape_of(layer), weight.device)
     except torch.OutOfMemoryError:
         raise
-    except (RuntimeError, OSError, ImportError) as error:  # of NVRTC, or of the driver
-        raise Unsupported(f"recurrent: no clusters ({error})") from error
-    return Clusters(cell, head, max_steps, loaded, loaded.at_once)
+    except (RuntimeError, OSError, ImportError, ValueError) as error:  # of NVRTC, or of the driver
+        raise Unsupported(f"no clusters ({one_line(error)})") from error
+    return Clusters(layer, loaded, loaded.at_once)
 
 
 def compile_cell(shape: Shape, arch: str) -> bytes:
@@ -196,16 +197,16 @@ class Loaded:
         with torch.cuda.device(device):
             self._load(driver(), code)
         if not self.at_once:
-            raise Unsupported(f"recurrent: no room for clusters of {shape.ctas}")
+            raise Unsupported(f"no room for clusters of {shape.ctas}")
 
     def _load(self, cuda: ctypes.CDLL, code: bytes) -> None:
-        _check(cuda.cuDevicePrimaryCtxRetain(byref(self.context), self.device.index))
-        _check(cuda.cuCtxSetCurrent(self.context))  # a thread that has not used CUDA yet has none
-        _check(cuda.cuModuleLoadData(byref(self.module), code))
-        _check(cuda.cuModuleGetFunction(byref(self.function), self.module, b"read_sequences"))
-        _check(cuda.cuFuncSetAttribute(self.function, _SHARED, self.shape.shared_bytes))
+        _checked(cuda.cuDevicePrimaryCtxRetain(byref(self.context), self.device.index))
+        _checked(cuda.cuCtxSetCurrent(self.context))  # a thread that has not used CUDA yet has none
+        _checked(cuda.cuModuleLoadData(byref(self.module), code))
+        _checked(cuda.cuModuleGetFunction(byref(self.function), self.module, b"read_sequences"))
+        _checked(cuda.cuFuncSetAttribute(self.function, _SHARED, self.shape.shared_bytes))
         if self.shape.ctas > 8:
-            _check(cuda.cuFuncSetAttribute(self.function, _LARGE_CLUSTER, 1))
+            _checked(cuda.cuFuncSetAttribute(self.function, _LARGE_CLUSTER, 1))
         self.at_once = clusters_at_once(self.function, self.shape.ctas, THREADS, self.shape.shared_bytes)
 
     def __call__(self, args: Args, clusters: int) -> None:
@@ -217,4 +218,13 @@ class Loaded:
         stream = torch._C._cuda_getCurrentRawStream(self.device.index)
         pointers = byref(c_void_p(ctypes.addressof(args)))
         launch, shared_bytes = driver().cuLaunchKernel, self.shape.shared_bytes
-        _check(launch(self.function, *grid, *block, shared_bytes, stream, pointers, None))
+        _checked(launch(self.function, *grid, *block, shared_bytes, stream, pointers, None))
+
+
+def _checked(status: int) -> None:
+    """Raise what a call of the CUDA driver reports, if it is an error."""
+    if status:
+        text = c_char_p()
+        driver().cuGetErrorString(status, byref(text))
+        kind = torch.OutOfMemoryError if status == _OUT_OF_MEMORY else RuntimeError
+        raise kind(f"the CUDA driver reported {status}, {(text.value or b'unknown').decode()}")

@@ -1,16 +1,15 @@
-"""What a call of a recurrent layer on a GPU is about: its pieces, and what it returns; see recurrent_gpu."""
+"""What a call of a recurrent layer on a GPU is about: its pieces, and what it returns; see gpu.py."""
 
 from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 from torchpact.core import state as _state
 from torchpact.core.ponder import Ponder
 from torchpact.core.state import State
 
-Cell = nn.LSTMCell | nn.GRUCell | nn.RNNCell
 Whole = tuple[int, int]
 """How many time steps and how many sequences, all of which have so many."""
 

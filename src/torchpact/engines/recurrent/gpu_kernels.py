@@ -1,4 +1,4 @@
-"""The Triton kernels of recurrent layers: a program for each row that is under way; see recurrent_gpu.
+"""The Triton kernels of recurrent layers: a program for each row that is under way; see gpu.py.
 
 ``notes`` of a row are its sequence, its time step, the place of that among all packed rows, and how many
 iterations it has run there; ``odds`` are the probability of having got so far, and the expected number of
@@ -114,7 +114,8 @@ def move(  # type: ignore[no-untyped-def]
         if HEAD_BIASED:
             logit += tl.load(head_bias).to(tl.float32)
     asked = done < max_steps
-    halts = (done >= max_steps) | (logit > tl.load(bound_kept))
+    bound = tl.load(bound_kept)
+    halts = (done >= max_steps) | (logit > bound) | (bound == float("-inf"))  # which all logits exceed
     rows = tl.load(table + 9)
     if not GATHERS:
         tl.debug_barrier()  # what is known of the row may be overwritten once all threads have read it

@@ -1,4 +1,4 @@
-"""Rows of a recurrent layer on a GPU, moved by CUDA graphs of a few iterations each; see recurrent_gpu.
+"""Rows of a recurrent layer on a GPU, moved by CUDA graphs of a few iterations each; see gpu.py.
 
 The kernel brings the rows that go on to the front. The host looks, one graph late, at how many are left,
 takes a graph for fewer when it can, leaves the rest to clusters where they are faster, and stops at 0. When
@@ -11,12 +11,11 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from torchpact.core import state as _state
-from torchpact.engines.recurrent.gpu_call import Cell, Piece, Places, Result, UnderWay
-from torchpact.engines.recurrent.native import KINDS
-from torchpact.nn.cells import HaltingUnit
+from torchpact.engines.recurrent.gpu_call import Piece, Places, Result, UnderWay
+from torchpact.engines.recurrent.layer import Layer
 
 if TYPE_CHECKING:
     from torchpact.engines.recurrent.cluster import Clusters
@@ -42,32 +41,29 @@ class Lane:
 
     def __init__(
         self,
-        cell: Cell,
-        head: nn.Module | None,
-        max_steps: int,
+        layer: Layer,
         capacity: int,
         fixed: bool,
         clusters: "Clusters | None" = None,
     ) -> None:
-        from torchpact.engines.recurrent import gpu_kernels as recurrent_gpu_kernels
+        from torchpact.engines.recurrent import gpu_kernels  # which needs Triton
 
-        self.kernels, self.max_steps = recurrent_gpu_kernels, max_steps
-        weight, size = cell.weight_hh.detach(), cell.hidden_size
-        kind, gates = KINDS[type(cell)]
-        self.weight, self.column = weight.t(), cell.weight_ih.detach()[:, -1]
+        self.kernels, self.max_steps = gpu_kernels, layer.max_steps
+        weight, size = layer.weight_hh, layer.size
+        self.weight = weight.t()
         with torch.inference_mode(False):  # within which alone they could be written to otherwise
-            self._make_buffers(weight, gates, capacity)
-            self.c = torch.zeros_like(self.h) if kind == 0 else self.h
-        unit = head.linear if isinstance(head, HaltingUnit) else None
-        asked = (None, None) if unit is None else (unit.weight, unit.bias)
-        # what is missing is not read
-        self.weights = [self.flag if x is None else x.detach() for x in (None, cell.bias_hh, *asked)]
+            self._make_buffers(weight, layer.gates, capacity)
+            self.flag = layer.weight_ih[:, -1].contiguous()
+            self.c = torch.zeros_like(self.h) if layer.is_lstm else self.h
+        missing = self.flag  # which is not read then
+        given = (layer.bias_hh, layer.head, layer.head_bias)
+        self.weights = [self.flag, *(missing if x is None else x for x in given)]
         block = max(1 << (size - 1).bit_length(), 16)
         self.warps = min(max(block // 128, 1), 16)  # four numbers a thread: those of one load
         self.shape = {"H": size, "BLOCK": block}
         self.cell: dict[str, Any] = {
-            "KIND": kind, "GATES": gates, "BIASED": cell.bias_hh is not None,
-            "ASKS": unit is not None, "HEAD_BIASED": asked[1] is not None,
+            "KIND": layer.kind, "GATES": layer.gates, "BIASED": layer.bias_hh is not None,
+            "ASKS": layer.head is not None, "HEAD_BIASED": layer.head_bias is not None,
         }  # fmt: skip
         self.lock = threading.Lock()
         self.places = Places()
@@ -88,7 +84,7 @@ class Lane:
         def zeros(*shape: int, dtype: torch.dtype = weight.dtype) -> Tensor:
             return torch.zeros(shape, dtype=dtype, device=device)
 
-        self.gates, self.flag = zeros(capacity, gates * size), zeros(gates * size)
+        self.gates = zeros(capacity, gates * size)
         self.h = zeros(2, capacity, size)
         self.notes = zeros(2, capacity, 4, dtype=torch.int32)
         self.odds = zeros(2, capacity, 2, dtype=torch.float32)
@@ -132,7 +128,6 @@ class Lane:
             done.synchronize()
 
     def _begin(self, inputs: Tensor, piece: Piece, result: Result, bound: float) -> None:
-        self.flag.copy_(self.column)
         final, filled = _state.parts(result.final), result.of(piece.rows)
         first = tuple(map(torch.zeros_like, final)) if result.state is None else _state.parts(result.state)
         filled[1].fill_(1.0)

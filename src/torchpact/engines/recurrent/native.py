@@ -1,44 +1,99 @@
-"""Recurrent layers on a CPU, compiled: who halts goes on to the next input, whoever else still ponders.
+"""The engine "recurrent": layers on a CPU by a kernel in C++, whose sequences do not keep step.
 
-The kernel is ``recurrent.cpp``, compiled as :mod:`~torchpact.engines.conv.native.engine` is, on first use. It
-is for torch's own cells with a halting unit, in single precision and thresholded; for all else, without
-a compiler, and with ``TORCHPACT_NATIVE=0``, :class:`~torchpact.AdaptiveRNN` has a loop of its own.
-
-A layer's weights are laid out for the kernel once, and anew when they have changed. That shows in a tensor's
-identity, address or version, or else, after an edit through ``.data`` or NumPy, in its values, of which every
-call looks at some hundreds: all of a small tensor, and a sample of a large one. Who edits but a few numbers
-of a large weight through ``.data`` calls :func:`forget` on the layer's block.
+A sequence that halts goes on to its next input at once, while others still iterate on theirs; all that are
+not finished move by one iteration together. The kernel is ``recurrent.cpp``, for torch's own cells with a
+halting unit, in single precision and thresholded; its weights are laid out when a runner is built.
 """
 
 import ctypes
 import math
+from collections.abc import Mapping
 from ctypes import POINTER, Structure, byref, c_float, c_int32, c_int64, c_void_p
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple
-from weakref import WeakKeyDictionary, ref
+from typing import Any, ClassVar, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.utils.rnn import PackedSequence
 
+from torchpact.checks import one_line
 from torchpact.core import state as _state
-from torchpact.core.block import AdaptiveBlock
-from torchpact.core.modes import Mode, Thresholded
+from torchpact.core.modes import Mode
+from torchpact.core.ponder import Ponder, ponder_of_logits
 from torchpact.core.state import State
-from torchpact.engines.block_spec import Unsupported
-from torchpact.engines.conv.native.engine import MAX_THREADS, SINGLE, _built, switched_off
-from torchpact.nn.cells import HaltingUnit, Transition, never_halt
+from torchpact.engines.base import Unsupported
+from torchpact.engines.cpp_build import MAX_THREADS, SINGLE, build_library, switched_off
+from torchpact.engines.recurrent.layer import Layer, layer_of
+from torchpact.engines.recurrent.runner import (
+    LayerCall,
+    RecurrentEngine,
+    RecurrentRunner,
+    kernel_refusal,
+    rnn_of,
+)
+from torchpact.specs import BlockSpec
+from torchpact.specs.blocks import Bounds
 
 SOURCE = Path(__file__).with_name("recurrent.cpp")
-KINDS: dict[type[nn.Module], tuple[int, int]] = {nn.LSTMCell: (0, 4), nn.GRUCell: (1, 3), nn.RNNCell: (2, 1)}
-"""What the kernel calls a cell, and how many gates it has."""
 MOST_INPUTS = 16_000_000
-"""How many numbers the inputs' part of the gates may have; what is longer is read in pieces."""
-SAMPLED = 256
-"""How many numbers of a large weight are looked at in every call: each may be a miss of all caches, and 512
-units have 2 million, of which a call of one time step takes longer to compare all than to compute."""
+"""How many numbers the inputs' part of the gates may have; longer sequences are read in pieces."""
+PRECISIONS = (torch.float32,)
+
+
+class NativeRecurrent(RecurrentEngine):
+    """The kernel in C++, for the CPU."""
+
+    name: ClassVar[str] = "recurrent"
+    devices: ClassVar[tuple[str, ...]] = ("cpu",)
+    tolerance: ClassVar[Mapping[torch.dtype, float]] = {torch.float32: 1e-4}
+
+    def check(self, spec: BlockSpec, call: LayerCall) -> None:
+        """Raise :class:`Unsupported` if it cannot run such a layer on such a call."""
+        layer = layer_of(spec, PRECISIONS)
+        if layer.device.type != "cpu":
+            raise Unsupported(f"expected a layer on the CPU, got one on {layer.device}")
+        reason = kernel_refusal(layer, call)
+        if reason is not None:
+            raise Unsupported(reason)
+        if switched_off():
+            raise Unsupported("no compiled kernels, as TORCHPACT_NATIVE=0 asks")
+        library()
+
+    def make(self, spec: BlockSpec, call: LayerCall) -> "NativeRunner":
+        """Return a runner of a layer that was checked."""
+        return NativeRunner(spec)
+
+
+class NativeRunner(RecurrentRunner):
+    """A layer with its weights laid out; threads may call it at once, since each call has its own buffers."""
+
+    def __init__(self, spec: BlockSpec) -> None:
+        super().__init__(rnn_of(spec))
+        self.layer = layer_of(spec, PRECISIONS)
+        self.kernel = RecurrentKernel(self.layer)
+
+    def refusal(self, call: LayerCall) -> str | None:
+        """Return None if it can run a call, or one line that says why not."""
+        return kernel_refusal(self.layer, call)
+
+    def run(self, call: LayerCall) -> Any:
+        """Run a call that was not refused."""
+        bound = call.bound
+        assert bound is not None
+
+        def read(
+            packed: PackedSequence, u: State, mode: Mode, bounds: Bounds
+        ) -> tuple[Tensor, State, Ponder]:
+            found = self.kernel(packed, u, bound)
+            logits = [*found.logits]
+            ponder = ponder_of_logits(logits, self.layer.max_steps, found.steps, mode, dtype=torch.float32)
+            return found.output, found.final, ponder
+
+        return self.module.run(
+            call.input, call.state, lengths=call.lengths, mode=call.mode, bounds=call.bounds, read=read
+        )
 
 
 class _Layer(Structure):
@@ -70,167 +125,55 @@ class Reading(NamedTuple):
     steps: Tensor
 
 
-def kernel_for(block: AdaptiveBlock, mode: Mode) -> "RecurrentKernel | None":
-    """Return the kernel that does what a recurrent layer's block would; None if there is none."""
-    transition, head = block.steps[0], block.halting[0]
-    assert isinstance(transition, Transition)
-    made_of = _MadeOf(transition.cell, head, block.max_steps, list(block.parameters()))
-    if not _fits(block, made_of, mode):
-        return None
-    laid_out = _LAID_OUT.get(block)
-    if laid_out is None or not laid_out.is_of(made_of):
-        _LAID_OUT[block] = laid_out = _LaidOut(made_of)
-    return laid_out.kernel
-
-
-def forget(block: AdaptiveBlock) -> None:
-    """Have the weights of a layer's block laid out anew when it is called next."""
-    _LAID_OUT.pop(block, None)
-
-
-class _MadeOf(NamedTuple):
-    cell: nn.Module
-    head: nn.Module
-    max_steps: int
-    weights: list[nn.Parameter]
-
-
-class _LaidOut:
-    """A block's kernel, and what it was made of."""
-
-    def __init__(self, made_of: _MadeOf) -> None:
-        *self.parts, weights = made_of
-        self.weights = [_Seen(p) for p in weights]
-        self.kernel = RecurrentKernel(made_of.cell, made_of.head, made_of.max_steps)
-
-    def is_of(self, made_of: _MadeOf) -> bool:
-        """Whether a kernel made now would be the same."""
-        *parts, weights = made_of
-        return (
-            parts == self.parts
-            and len(weights) == len(self.weights)
-            and all(seen.is_still(p) for seen, p in zip(self.weights, weights, strict=True))
-        )
-
-
-_LAID_OUT: WeakKeyDictionary[nn.Module, _LaidOut] = WeakKeyDictionary()
-
-
-class _Seen:
-    """A weight as it was; the view of it keeps its address from being another's."""
-
-    def __init__(self, weight: Tensor) -> None:
-        self.weight, self.address = ref(weight), weight.data_ptr()
-        self.version = _version(weight)
-        self.sample = _sample(weight)
-        self.before = self.sample.clone()
-
-    def is_still(self, weight: Tensor) -> bool:
-        """Whether a weight is this one, unchanged as far as one can see without reading all of it."""
-        return (
-            weight is self.weight()
-            and weight.data_ptr() == self.address
-            and _version(weight) == self.version
-            and torch.equal(self.sample, self.before)
-        )
-
-
-def _version(weight: Tensor) -> int | None:
-    return None if weight.is_inference() else weight._version
-
-
-def _sample(weight: Tensor) -> Tensor:
-    """A view of the bits of numbers all over a weight; of all if it is small or has no version."""
-    numbers = weight.detach().view(-1).view(torch.int32)
-    if weight.is_inference() or len(numbers) <= 16 * SAMPLED:
-        return numbers
-    return numbers[:: len(numbers) // SAMPLED | 1]  # odd, so that it meets all columns
-
-
-def _fits(block: AdaptiveBlock, made_of: _MadeOf, mode: Mode) -> bool:
-    """Whether the kernel does what these modules would, with nobody watching them do it."""
-    cell, head, _, weights = made_of
-    if type(cell) not in KINDS or type(mode) is not Thresholded:
-        return False
-    if type(cell) is nn.RNNCell and cell.nonlinearity != "tanh":
-        return False
-    if not _never_halts(head) and not (type(head) is HaltingUnit and type(head.linear) is nn.Linear):
-        return False
-    if any(p.dtype != torch.float32 or not p.is_cpu or not p.is_contiguous() for p in weights):
-        return False
-    if any(m._forward_hooks or m._forward_pre_hooks for m in block.modules()):
-        return False
-    if torch.is_autocast_enabled("cpu") or torch._C._len_torch_dispatch_stack():
-        return False
-    return not switched_off() and _there()
-
-
-def _never_halts(head: nn.Module) -> bool:
-    return getattr(head, "function", None) is never_halt
-
-
-@cache
-def _there() -> bool:
-    """Whether there is a kernel."""
-    try:
-        library()
-    except Unsupported:
-        return False
-    return True
-
-
 class RecurrentKernel:
-    """A cell and its halting unit in the layout of the kernel; weights that change later are not seen."""
+    """A cell and its halting head in the layout of the kernel: a copy."""
 
-    def __init__(self, cell: nn.Module, head: nn.Module, max_steps: int) -> None:
-        assert isinstance(cell, nn.LSTMCell | nn.GRUCell | nn.RNNCell)
-        kind, gates = KINDS[type(cell)]
-        lanes, self.size = int(library().torchpact_lanes()), cell.hidden_size
+    def __init__(self, layer: Layer) -> None:
+        lanes, gates, self.size = int(library().torchpact_lanes()), layer.gates, layer.size
         self.units = -(-self.size // lanes) * lanes  # those added have weights of 0, and stay 0
-        self.gates, self.max_steps, self.has_c = gates, max_steps, kind == 0
+        self.gates, self.max_steps, self.is_lstm = gates, layer.max_steps, layer.is_lstm
 
         def blocks(weight: Tensor) -> Tensor:
             """Rows of gates as [units / lanes][gates][lanes]."""
-            by_gate = weight.detach().view(gates, self.size, -1)
+            by_gate = weight.view(gates, self.size, -1)
             padded = F.pad(by_gate, (0, 0, 0, self.units - self.size))
             return padded.view(gates, -1, lanes, by_gate.size(2)).transpose(0, 1)
 
         nothing = torch.zeros(gates * self.size, **SINGLE)
-        in_bias, hidden_bias = (nothing if b is None else b.detach() for b in (cell.bias_ih, cell.bias_hh))
+        in_bias, hidden_bias = (nothing if b is None else b for b in (layer.bias_ih, layer.bias_hh))
         self.inner = torch.zeros(self.units, **SINGLE)
-        if kind == 1:  # the bias of the new state is inside the reset gate
+        if layer.kind == 1:  # the bias of a GRU's new state is inside the reset gate
             hidden_bias = hidden_bias.clone()
             self.inner[: self.size] = hidden_bias[2 * self.size :]
             hidden_bias[2 * self.size :] = 0
         self.bias = blocks(in_bias + hidden_bias).flatten()
-        inputs = blocks(cell.weight_ih).flatten(0, 2)
+        inputs = blocks(layer.weight_ih).flatten(0, 2)
         self.from_input, self.flag = inputs[:, :-1].contiguous(), inputs[:, -1].contiguous()
-        self.weights = self._pad(blocks(cell.weight_hh)).permute(0, 3, 1, 2).contiguous()
+        self.weights = self._pad(blocks(layer.weight_hh)).permute(0, 3, 1, 2).contiguous()
         self.head, head_bias = torch.zeros(self.units, **SINGLE), -math.inf
-        if isinstance(head, HaltingUnit):
-            weight, bias = head.linear.weight, head.linear.bias
-            self.head, head_bias = self._pad(weight.detach()[0]), 0.0 if bias is None else bias.item()
+        if layer.head is not None:
+            self.head = self._pad(layer.head)
+            head_bias = 0.0 if layer.head_bias is None else layer.head_bias.item()
         self.c = _Layer(
             weights=self.weights.data_ptr(),
             flag=self.flag.data_ptr(),
             hidden_bias=self.inner.data_ptr(),
             head=self.head.data_ptr(),
             head_bias=head_bias,
-            kind=kind,
+            kind=layer.kind,
             units=self.units,
-            max_steps=max_steps,
+            max_steps=layer.max_steps,
         )
 
     def _pad(self, x: Tensor) -> Tensor:
-        """A copy with as many units as the kernel has, in memory order."""
+        """Return a copy with as many units as the kernel has, in memory order."""
         return F.pad(x, (0, self.units - self.size)).clone(memory_format=torch.contiguous_format)
 
     def _unpad(self, x: Tensor) -> Tensor:
         return x[:, : self.size].contiguous()
 
-    def __call__(self, packed: PackedSequence, state: State, mode: Mode) -> Reading:
-        """Read sequences from a state on, in thresholded mode."""
-        assert isinstance(mode, Thresholded)
+    def __call__(self, packed: PackedSequence, state: State, bound: float) -> Reading:
+        """Read sequences, each from a state on; a logit above ``bound`` halts."""
         sizes = packed.batch_sizes
         batch, rows = int(sizes[0]), len(packed.data)
         offsets = F.pad(sizes.cumsum(0), (1, 0))
@@ -240,8 +183,8 @@ class RecurrentKernel:
         output = torch.empty(rows, self.units, **SINGLE)
         logits = torch.full((self.max_steps - 1, rows), torch.inf, **SINGLE)
         steps = torch.empty(rows, dtype=torch.long, device="cpu")
-        layer = _Layer.from_buffer_copy(self.c)  # other threads may be at it with another threshold
-        layer.bound = mode.bound
+        layer = _Layer.from_buffer_copy(self.c)  # other threads may run it with another threshold
+        layer.bound = bound
         call = _Call(
             lengths=lengths.data_ptr(),
             offsets=offsets.data_ptr(),
@@ -265,16 +208,21 @@ class RecurrentKernel:
             library().torchpact_read(byref(layer), byref(call))
             begin = end
         final = tuple(self._unpad(part) for part in parts)
-        return Reading(self._unpad(output), final if self.has_c else final[0], logits, steps)
+        return Reading(self._unpad(output), final if self.is_lstm else final[0], logits, steps)
 
 
 @cache
 def library() -> ctypes.CDLL:
-    """Return the kernel, compiled for this machine if it has not been; raise Unsupported if that fails."""
+    """Return the kernel, compiled for this machine if it has not been.
+
+    Raises:
+        Unsupported: It cannot be compiled or loaded.
+
+    """
     try:
-        kernel = ctypes.CDLL(str(_built(SOURCE)))
+        kernel = ctypes.CDLL(str(build_library(SOURCE)))
     except (OSError, RuntimeError) as error:
-        raise Unsupported(f"recurrent: no library ({' '.join(str(error).split())})") from error
+        raise Unsupported(f"no library ({one_line(error)})") from error
     kernel.torchpact_lanes.restype, kernel.torchpact_lanes.argtypes = c_int32, []
     kernel.torchpact_read.restype = None
     kernel.torchpact_read.argtypes = [POINTER(_Layer), POINTER(_Call)]

@@ -1,4 +1,4 @@
-// An adaptive recurrent layer in thresholded mode, without gradients; recurrent.py compiles and calls this.
+// An adaptive recurrent layer in thresholded mode, without gradients; native.py compiles and calls this.
 //
 // Sequences know nothing of each other, so they need not keep step: one that halts goes on to its next input
 // at once, while others still ponder. All that are under way move by one iteration together, which is one
@@ -11,6 +11,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
+#include <limits>
 #include <utility>
 #include <vector>
 
@@ -23,6 +24,8 @@ constexpr int LANES = 8, REGISTERS = 12;  // of 16
 #else
 constexpr int LANES = 4, REGISTERS = 20;  // of 32
 #endif
+
+constexpr float ALWAYS = -std::numeric_limits<float>::infinity();  // a bound that all logits exceed
 
 typedef float Vector __attribute__((vector_size(LANES * sizeof(float)), aligned(sizeof(float)), may_alias));
 typedef int32_t Integers __attribute__((vector_size(LANES * sizeof(int32_t))));
@@ -226,7 +229,7 @@ void read(const Layer& layer, const Call& call) {
             if (!halts) {
                 const float logit = ask(layer, row.h);
                 call.logits[(row.done - 1) * call.rows + here] = logit;
-                halts = logit > layer.bound;
+                halts = logit > layer.bound || layer.bound == ALWAYS;
             }
             if (halts) {
                 std::memcpy(call.output + here * units, row.h, units * sizeof(float));

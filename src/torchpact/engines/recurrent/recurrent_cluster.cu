@@ -1,4 +1,4 @@
-// An adaptive recurrent layer in thresholded mode, without gradients; recurrent_cluster.py compiles and calls this.
+// An adaptive recurrent layer in thresholded mode, without gradients; cluster.py compiles and calls this.
 //
 // A cluster of CTAs reads some sequences, each at its own pace, from the first time step to the last, and waits for
 // nobody else. A CTA has 32 units: all weights to their gates stay in its registers (and in shared memory, where
@@ -177,7 +177,8 @@ DEVICE void decide(const Args& a, Shared& s, const Unit& u, int now, int slot, i
         survival *= logistic(-logit);
         expected += survival;
     }
-    const bool halts = done >= a.max_steps || logit > a.bound, more = sequence < ends - begins;
+    const bool always = a.bound < -3.402823466e38f;  // −∞, which all logits exceed
+    const bool halts = done >= a.max_steps || logit > a.bound || always, more = sequence < ends - begins;
     if (lane == 0) {
         s.done[slot] = halts ? 0 : done;
         s.survival[slot] = halts ? 1.0f : survival, s.expected[slot] = halts ? 1.0f : expected;

@@ -1,4 +1,4 @@
-"""The sparse engine for CPUs, compiled: active pixels go straight through registers, and nothing is gathered.
+"""The native engine: sparse blocks on CPUs, compiled: active pixels go straight through registers, and nothing is gathered.
 
 The kernel is ``native.cpp``, without dependencies, which the machine's own C++ compiler turns into a library
 in about five seconds when it is first wanted; the user's cache keeps it. Where there is no compiler,
@@ -14,7 +14,8 @@ import shutil
 import subprocess
 import tempfile
 import threading
-from ctypes import POINTER, Structure, byref, c_float, c_int32, c_int64, c_void_p
+from collections.abc import Sequence
+from ctypes import POINTER, Structure, byref, c_int32, c_int64, c_void_p
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -22,11 +23,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchpact.core.modes import Discrete, Mode, Thresholded
+from torchpact.core.modes import Discrete, Thresholded
 from torchpact.core.ponder import Ponder
-from torchpact.engines.block_spec import FoldedBlock, FoldedUnit, Runner, Unsupported, fold_norm
+from torchpact.core.state import State
+from torchpact.engines.base import CallArgs, Engine, Runner, Unsupported
+from torchpact.engines.conv.support import bounds_of, conv_block_problem
 from torchpact.files import user_cache, write_whole
-from torchpact.nn.conv_units import HaltingHead
+from torchpact.specs import BlockSpec, ConvHead, ConvUnit, NetworkSpec, Norm
+from torchpact.specs.blocks import Bounds
 
 SOURCE = Path(__file__).with_name("native.cpp")
 FLAGS = ("-std=c++17", "-O3", "-march=native", "-ffp-contract=fast", "-fopenmp", "-fPIC", "-shared")
@@ -60,7 +64,7 @@ class _Call(Structure):
         ("threads", c_int32),
         ("input", c_void_p),
         ("output", c_void_p),
-        ("bound", c_float),
+        ("limits", c_void_p),
         ("bounds", c_void_p),
         ("logits", c_void_p),
         ("probs", c_void_p),
@@ -70,46 +74,75 @@ class _Call(Structure):
     )
 
 
-def build(block: FoldedBlock) -> Runner:
-    """Return a runner for a block on the CPU, in a mode that compares logits with bounds."""
-    weight = block.weight
-    if weight.device.type != "cpu":
-        raise Unsupported(f"native: expected a model on the CPU, got one on {weight.device}")
-    if weight.dtype not in (torch.float32, torch.bfloat16):
-        raise Unsupported(f"native: expected single precision or bfloat16, got {weight.dtype}")
-    channels = [weight.size(1), weight.size(0), block.channels]
-    if any(count % BLOCK for count in channels):
-        counts = ", ".join(map(str, dict.fromkeys(channels)))
-        raise Unsupported(f"native: expected multiples of {BLOCK} channels, got {counts}")
-    if block.units[0].padding < 0:
-        raise Unsupported("native: expected a first unit that makes no fewer channels than it is given")
-    if not isinstance(block.mode, Thresholded | Discrete):
-        raise Unsupported(f"native: expected the mode Thresholded or Discrete, got {block.mode}")
-    library()
-    return NativeBlock(block)
+class Native(Engine):
+    """Blocks of residual units on a CPU, with decisions for pixels, patches or images."""
+
+    name = "native"
+    devices = ("cpu",)
+    tolerance = {torch.float32: 1e-5, torch.bfloat16: 1e-2}
+
+    def supports(self, spec: BlockSpec | NetworkSpec, example: CallArgs) -> str | None:
+        """Return None if it can run a block, or one line that says why not."""
+        if isinstance(spec, NetworkSpec):
+            return "native: expected a block, got a network"
+        problem = conv_block_problem(spec)
+        if problem is not None:
+            return problem
+        units = spec.conv_units
+        assert units is not None  # as there is no problem
+        weight = units[0].weight
+        if weight.device.type != "cpu":
+            return f"native: expected a model on the CPU, got one on {weight.device}"
+        if weight.dtype not in (torch.float32, torch.bfloat16):
+            return f"native: expected single precision or bfloat16, got {weight.dtype}"
+        channels = [weight.size(1), weight.size(0), units[0].channels]
+        if any(count % BLOCK for count in channels):
+            counts = ", ".join(map(str, dict.fromkeys(channels)))
+            return f"native: expected multiples of {BLOCK} channels, got {counts}"
+        if units[0].padding < 0:
+            return "native: expected a first unit that makes no fewer channels than it is given"
+        if not isinstance(spec.mode, Thresholded | Discrete):
+            return f"native: expected the mode Thresholded or Discrete, got {spec.mode}"
+        return None
+
+    def build(self, spec: BlockSpec | NetworkSpec, example: CallArgs = CallArgs()) -> "NativeBlock":
+        """Return a runner of a block, in the kernel's layout.
+
+        Raises:
+            Unsupported: It cannot run it, or there is no compiler.
+
+        """
+        problem = self.supports(spec, example)
+        if problem is not None:
+            raise Unsupported(problem)
+        assert isinstance(spec, BlockSpec)
+        library()
+        return NativeBlock(spec)
 
 
-class NativeBlock:
+class NativeBlock(Runner):
     """A block in the kernel's layout; threads may call it at the same time, each has its own workspace."""
 
-    def __init__(self, block: FoldedBlock) -> None:
-        self.mode = block.mode
-        self.units, self.dtype = len(block.units), block.weight.dtype
+    def __init__(self, spec: BlockSpec) -> None:
+        units, heads = spec.conv_units, spec.conv_heads
+        assert units is not None  # as the engine has seen
+        assert heads is not None
+        self.mode, self.units = spec.mode, len(units)
+        first, self.dtype = units[0], units[0].weight.dtype
         self.half = self.dtype == torch.bfloat16 and bool(library().torchpact_has_half())
-        self.weights = _pack(block, self.half)
-        head, first = block.head, block.units[0]
-        self.local = head is not None and head.conv is not None
-        self.group = 1 if head is None else head.group
-        self.heads = len(block.heads)
+        self.weights = _pack(units, heads, self.half)
+        self.local = bool(heads) and heads[0].taps is not None
+        self.group = heads[0].group if heads else 1
+        self.heads = len(heads)
         self.c = _Block(
-            inputs=first.weight1.size(1),
-            outputs=block.channels,
+            inputs=first.weight.size(1),
+            outputs=first.channels,
             stride=first.stride,
             units=self.units,
-            middle=first.weight1.size(0) if block.bottleneck else 0,
+            middle=first.weight.size(0) if first.bottleneck else 0,
             heads=self.heads,
             local=self.local,
-            norm=head is not None and head.pooled_norm is not None,
+            norm=bool(heads) and heads[0].pooled_norm is not None,
             group=self.group,
             half=self.half,
             weights=self.weights.data_ptr(),
@@ -117,8 +150,11 @@ class NativeBlock:
         self.workspaces = _Workspaces()
 
     @torch.no_grad()
-    def __call__(self, u: Tensor) -> tuple[Tensor, Ponder | None]:
+    def __call__(
+        self, u: State, context: CallArgs = CallArgs(), bounds: Bounds = None
+    ) -> tuple[State, Ponder | None]:
         """Run the block."""
+        assert isinstance(u, Tensor)
         precision = self.dtype if self.half else torch.float32
         source = u.to(precision).contiguous(memory_format=torch.channels_last)
         batch, _, height, width = source.shape
@@ -140,16 +176,21 @@ class NativeBlock:
         steps = torch.ones(positions, dtype=torch.long, device="cpu")
         expected = torch.ones(positions, **SINGLE)
         call.probs, call.steps, call.expected = probs.data_ptr(), steps.data_ptr(), expected.data_ptr()
-        logits = None
-        bound = bounds_of(self.mode, probs[1:])
-        if isinstance(bound, Tensor):
-            logits = torch.full_like(probs, torch.inf)
-            call.bounds, call.logits = bound.data_ptr(), logits.data_ptr()
+        limits, logits = bounds_of(self.mode, bounds, self.heads), None
+        if limits is not None:
+            limit = torch.tensor(limits, **SINGLE)
+            call.limits = limit.data_ptr()
         else:
-            call.bound = bound
+            limit, logits = self._drawn(probs[1:]), torch.full_like(probs, torch.inf)
+            call.bounds, call.logits = limit.data_ptr(), logits.data_ptr()
         library().torchpact_run(byref(self.c), byref(call))
         log_prob = None if logits is None else self.mode.log_prob(logits, steps)
         return output.to(self.dtype), Ponder(probs, steps, expected, steps.float(), log_prob)
+
+    def _drawn(self, like: Tensor) -> Tensor:
+        """Return what logits must exceed, drawn for every decision at every position."""
+        assert isinstance(self.mode, Discrete)
+        return torch.stack([-self.mode.noise(each) for each in like])
 
     def _workspace(self, call: _Call) -> int:
         """Return the address of this thread's buffers for maps of this size, kept from call to call."""
@@ -171,29 +212,17 @@ class _Workspaces(threading.local):
         self.held: dict[tuple[int, int, int], Tensor] = {}
 
 
-def bounds_of(mode: Mode, like: Tensor) -> float | Tensor:
-    """Return what logits must exceed for a halt: one number, or drawn anew for every one.
-
-    >>> bounds_of(tp.Thresholded(), torch.zeros(3))
-    0.0
-    """
-    if isinstance(mode, Thresholded):
-        return mode.bound
-    assert isinstance(mode, Discrete)
-    return torch.stack([-mode.noise(each) for each in like])
-
-
-def _pack(block: FoldedBlock, half: bool) -> Tensor:
+def _pack(units: Sequence[ConvUnit], heads: Sequence[ConvHead], half: bool) -> Tensor:
     """Return all weights of a block in the order in which the kernel walks over them."""
     parts: list[Tensor] = []
-    for unit in block.units:
+    for unit in units:
         parts += _pack_unit(unit, half)
-    for head in block.heads:
-        parts += _pack_head(head, block.channels)
+    for head in heads:
+        parts += _pack_head(head)
     return torch.cat([part.detach().flatten().float() for part in parts])
 
 
-def _pack_unit(unit: FoldedUnit, half: bool) -> list[Tensor]:
+def _pack_unit(unit: ConvUnit, half: bool) -> list[Tensor]:
     parts = [unit.scale, unit.shift]
     for weight, bias in unit.convolutions:
         blocks = _in_pairs(weight) if half else _in_blocks(weight)
@@ -213,13 +242,17 @@ def _in_pairs(weight: Tensor) -> Tensor:
     return pairs.contiguous().view(torch.float32)
 
 
-def _pack_head(head: HaltingHead, channels: int) -> list[Tensor]:
+def _pack_head(head: ConvHead) -> list[Tensor]:
+    channels = head.pool.size(1)
     nothing = torch.zeros(channels, **SINGLE)
-    local = (nothing, nothing) if head.norm is None else fold_norm(head.norm)
-    pooled = (nothing, nothing) if head.pooled_norm is None else fold_norm(head.pooled_norm)
-    conv = torch.zeros(9, channels, **SINGLE) if head.conv is None else head.conv.weight[0].flatten(1).t()
-    bias = torch.cat([head.linear.bias, torch.zeros(BLOCK - 1, **SINGLE)])
-    return [*local, conv, *pooled, head.linear.weight, bias]
+    local, pooled = (_pack_norm(norm, nothing) for norm in (head.norm, head.pooled_norm))
+    conv = torch.zeros(9, channels, **SINGLE) if head.taps is None else head.taps[0].flatten(1).t()
+    bias = torch.cat([head.bias.detach(), torch.zeros(BLOCK - 1, **SINGLE)])
+    return [*local, conv, *pooled, head.pool, bias]
+
+
+def _pack_norm(norm: Norm | None, nothing: Tensor) -> tuple[Tensor, Tensor]:
+    return (nothing, nothing) if norm is None else (norm.scale, norm.shift)
 
 
 @cache
@@ -271,3 +304,6 @@ def _run(*command: str) -> bytes:
         problem = done.stderr.decode(errors="replace").strip().splitlines()[-1:]
         raise Unsupported(f"native: {Path(command[0]).name} failed ({' '.join(problem)})")
     return done.stdout
+
+
+NATIVE = Native()

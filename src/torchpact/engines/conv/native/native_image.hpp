@@ -204,7 +204,7 @@ class Image {
             common += w.linear[c] * pooled;
         }
         if (!b.local) {
-            const bool halts = common > bound(head, 0);
+            const bool halts = exceeds(common, bound(head, 0));
             if (member == 0) note(head, 0, common, halts);
             if (halts) active = near = 0;
             return;  // totals change only after the next barrier, once all have read them
@@ -258,7 +258,7 @@ class Image {
             for (long i = 0; i < group * group; ++i) logit += maps.logits[corner + i / group * s.row + i % group];
             logit /= group * group;
         }
-        const bool halts = logit > bound(head, position);
+        const bool halts = exceeds(logit, bound(head, position));
         if (halts) maps.live[place] = 0;
         if (place == corner) note(head, position, logit, halts);
     }
@@ -266,8 +266,11 @@ class Image {
     long at(int head, long position) const { return (head * long(call.batch) + index) * s.positions + position; }
 
     float bound(int head, long position) const {
-        return call.bounds ? call.bounds[at(head, position)] : call.bound;
+        return call.bounds ? call.bounds[at(head, position)] : call.limits[head];
     }
+
+    // Minus infinity is exceeded by all logits.
+    static bool exceeds(float logit, float bound) { return logit > bound || bound == -INFINITY; }
 
     void note(int head, long position, float logit, bool halts) {
         const float small = std::exp(-std::fabs(logit)), less = small / (1 + small), more = 1 / (1 + small);

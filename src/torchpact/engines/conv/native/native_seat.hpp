@@ -26,8 +26,8 @@ struct Call {
     int32_t threads;
     const void* input;
     void* output;
-    float bound;          // halts where the logit is above it,
-    const float* bounds;  // or above these, if given: [heads][batch][positions]
+    const float* limits;  // [heads]: halts where the logit exceeds it, see exceeds
+    const float* bounds;  // or where it exceeds these, if given: [heads][batch][positions]
     float* logits;        // [heads][batch][positions], filled with infinity; may be null
     float* probs;         // [units][batch][positions], filled with 1
     int64_t* steps;       // [batch][positions], filled with 1

@@ -1,0 +1,86 @@
+"""Runners in the place of the adaptive parts of a copied network: the network runs as it is around them."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
+from typing import Any
+
+from torch import Tensor, nn
+
+from torchpact.core.call_args import CallArgs
+from torchpact.engines.base import Runner, Unsupported
+from torchpact.engines.reference import Reference
+from torchpact.specs import BlockSpec
+from torchpact.specs.blocks import Bounds
+
+_BOUNDS: ContextVar[Mapping[str, Bounds] | None] = ContextVar("bounds of this run", default=None)
+
+
+@contextmanager
+def run_bounds(bounds: Mapping[str, Bounds]) -> Iterator[None]:
+    """Use these bounds, by the names of parts, in the calls that this thread makes within."""
+    token = _BOUNDS.set(bounds)
+    try:
+        yield
+    finally:
+        _BOUNDS.reset(token)
+
+
+class PatchedPart:
+    """What is called in the place of a part's forward: a runner, or the part where that cannot run the call.
+
+    Args:
+        spec: What the part is.
+        runner: What runs it; None is the part itself.
+
+    """
+
+    def __init__(self, spec: BlockSpec, runner: Runner | None = None) -> None:
+        self.spec, self.reference = spec, Reference(spec)
+        self.runner = runner
+        self.contiguous = False  # whether the network cannot take maps with their channels last
+
+    def __call__(self, u: Any, *args: Any, **kwargs: Any) -> Any:
+        """Return what the part does."""
+        bounds = _BOUNDS.get()
+        own = None if bounds is None else bounds.get(self.spec.name)
+        weights = kwargs.pop("weights", None)
+        told = {name: value for name, value in kwargs.items() if value is not None} if kwargs else kwargs
+        *output, ponder = self._run(u, CallArgs(args, told), own)
+        if self.contiguous:
+            output = [x.contiguous() if isinstance(x, Tensor) else x for x in output]
+        if ponder is None:
+            return output[0]
+        weights = ponder.weights if weights is None else weights
+        return (*output, ponder._replace(weights=weights, name=self.spec.name, price=self.spec.price))
+
+    def _run(self, u: Any, context: CallArgs, bounds: Bounds) -> Any:
+        if self.runner is not None:
+            with suppress(Unsupported):
+                if "mode" in context.kwargs or "thresholds" in context.kwargs:
+                    raise Unsupported("expected a call that leaves mode and thresholds as they were deployed")
+                if self.runner.accepts(u, context):
+                    return self.runner(u, context, bounds)
+        if "thresholds" in context.kwargs:
+            bounds = None  # those of the call go before
+        return self.reference(u, context, bounds)
+
+
+Patches = Mapping[nn.Module, PatchedPart]
+
+
+def patch(patches: Patches) -> None:
+    """Have parts run by what stands for them, wherever they are called from."""
+    for part, patched in patches.items():
+        part.forward = patched
+
+
+@contextmanager
+def patched(patches: Patches) -> Iterator[None]:
+    """Do so for a while."""
+    patch(patches)
+    try:
+        yield
+    finally:
+        for part in patches:
+            del part.forward

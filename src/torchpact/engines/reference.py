@@ -1,0 +1,75 @@
+"""The reference of every part: the module itself, which runs whatever no engine can."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from torchpact.core.block import AdaptiveBlock
+from torchpact.core.call_args import CallArgs
+from torchpact.core.modes import NeverHalt
+from torchpact.core.ponder import Ponder
+from torchpact.core.state import State
+from torchpact.core.thresholds import Thresholds
+from torchpact.engines.base import NO_CONTEXT, Runner
+from torchpact.specs import BlockSpec
+from torchpact.specs.blocks import Bounds
+
+
+class Reference(Runner):
+    """Runs a part by its own forward, with the thresholds of the run.
+
+    Args:
+        spec: What the part is.
+
+    """
+
+    def __init__(self, spec: BlockSpec) -> None:
+        self.module, self.adaptive = spec.module, bool(spec.heads)
+        # the forward of the class: that of the instance may be an engine's by now
+        self.forward: Any = type(spec.module).forward.__get__(spec.module)
+
+    def __call__(self, u: State, context: CallArgs = NO_CONTEXT, bounds: Bounds = None) -> Any:
+        """Return what the part returns."""
+        told = dict(context.kwargs)
+        if bounds is not None:
+            told["thresholds"] = Thresholds([bounds])
+        returned = self.forward(u, *context.args, **told)
+        return returned if self.adaptive else (returned, None)
+
+    def accepts(self, u: State, context: CallArgs) -> bool:
+        """Any call that the part takes."""
+        return True
+
+
+class AllSteps(Runner):
+    """Runs all steps of a part and, of a block, asks no head: what an adaptive part is compared with.
+
+    Args:
+        spec: What the part is.
+        ponders: Those of its calls in a run, returned in turn, so that the network around it goes on.
+
+    """
+
+    def __init__(self, spec: BlockSpec, ponders: Sequence[Ponder | None]) -> None:
+        self.spec, self.ponders, self.turn = spec, ponders, 0
+        self.reference = Reference(spec)
+
+    def __call__(self, u: State, context: CallArgs = NO_CONTEXT, bounds: Bounds = None) -> Any:
+        """Return the last state, and what an adaptive run did."""
+        self.turn += 1
+        ponder = self.ponders[self.turn % len(self.ponders) - 1]
+        block = self.spec.module
+        if self.plain is not None:
+            return self.plain(u, context)[0], ponder
+        if isinstance(block, AdaptiveBlock):
+            gate = None if ponder is None else torch.ones(ponder.steps.shape, device=ponder.steps.device)
+            for index in range(block.max_steps):
+                u = block.run_step(index, u, gate if index else None, context.args, context.kwargs)
+            return u, ponder
+        never = {**context.kwargs, "mode": NeverHalt()} if self.spec.heads else context.kwargs
+        return self.reference(u, CallArgs(context.args, never))
+
+    def accepts(self, u: State, context: CallArgs) -> bool:
+        """Any call that the part takes."""
+        return True

@@ -1,0 +1,121 @@
+"""What the adaptive parts of a network cost in a run: asked of their specs, or else metered."""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from torchpact.core.call_args import CallArgs, first_tensor, with_one_example
+from torchpact.flops.conv import conv_block_flops, plain_conv_flops
+from torchpact.flops.metering import Prices, metered_prices
+from torchpact.flops.steps import step_flops
+from torchpact.specs import BlockSpec, block_spec
+from torchpact.specs.call_capture import Call, adaptive_parts, batch_size, captured, title
+
+
+class BlockCost(NamedTuple):
+    """What the calls of a block, or of a recurrent layer, cost in a run."""
+
+    flops: Tensor
+    """Of each example."""
+    plain: float
+    """Of one example, in the mean, if all steps run everywhere and nothing is decided."""
+    active: float
+    """The share of steps that positions ran, in the mean."""
+
+
+def block_costs(net: nn.Module, given: CallArgs) -> tuple[dict[str, BlockCost], int]:
+    """Return what each adaptive part of a network costs in a run, and what all else costs an example.
+
+    Args:
+        net: The network, in evaluation, without gradients.
+        given: What it is called with; the first dimension of the first tensor is the batch.
+
+    Returns:
+        The costs by name, and the FLOPs of the rest.
+
+    Raises:
+        TypeError: One adaptive part is within another.
+        ValueError: A part does not decide for the examples of the batch, or is not always called as often.
+
+    """
+    found, batch = adaptive_parts(net), batch_size(net, given)
+    prices, rest = metered_prices(net, found, given if batch else given.map(with_one_example))
+    each_rest = round(rest / max(batch, 1))
+    if not found:
+        return {}, each_rest
+    with captured(found) as calls:
+        given.call(net)
+    costs = {}
+    nothing = torch.zeros(batch, dtype=torch.long, device=first_tensor(given).device)
+    for name, part in found.items():
+        ran, known = calls[name], prices[name]
+        if len(ran) != len(known):
+            raise ValueError(
+                f"expected {title(name)} to be called as often whatever halts, got {len(ran)} calls, and "
+                f"{len(known)} where nothing does"
+            )
+        spec = block_spec(part, name)
+        each = [call_cost(spec, *pair, batch) for pair in zip(ran, known, strict=True)]
+        costs[name] = BlockCost(
+            sum((cost.flops for cost in each), nothing),
+            sum(cost.plain for cost in each),
+            sum(cost.active for cost in each) / len(each) if each else 0.0,
+        )
+    return costs, each_rest
+
+
+def call_cost(spec: BlockSpec, call: Call, prices: Prices, batch: int) -> BlockCost:
+    """Return what a call of a part cost."""
+    if spec.conv_units is not None and spec.conv_heads is not None:
+        return _conv_cost(spec, call, batch)
+    if call.ponder is None:
+        raise TypeError(f"expected {title(spec.name)} to return what it did, got no Ponder")
+    steps = call.ponder.steps
+    if len(steps) != batch if spec.recurrent or not batch else len(steps) % batch:
+        raise ValueError(
+            f"expected {title(spec.name)} to decide for {batch} examples, the first dimension of what the "
+            f"network is given; got {len(steps)}"
+        )
+    if len(prices.steps) % spec.max_steps:
+        raise TypeError(
+            f"expected {title(spec.name)} to run {spec.max_steps} steps, got {len(prices.steps)} calls"
+        )
+    if call.ponder.weights is not None:  # padding costs nothing
+        steps = torch.where(call.ponder.weights > 0, steps, 0)
+    rows = steps.reshape(batch, -1) if batch else steps.new_zeros(0, 1)
+    # prices are of all examples; a time step of a recurrent layer costs as much as any other, else a price is
+    # that of all positions
+    shares = max(batch, 1) * (1 if spec.recurrent else rows.size(1))
+    flops = torch.zeros(batch, dtype=torch.double)
+    for index, price in enumerate(prices.steps[: spec.max_steps]):
+        asked = sum(prices.heads[index : index + 1]) if index + 1 < spec.max_steps else 0
+        known = step_flops(spec.steps[index], steps > index, call.output.shape) if batch else None
+        if known is not None:
+            price = 0
+            flops += known.reshape(batch, -1).sum(1).cpu()
+        flops += (rows > index).sum(1).cpu() * ((price + asked) / shares)
+    each = sum(prices.steps[: spec.max_steps])
+    real = int((rows > 0).sum())
+    share = float(rows.double().sum()) / max(real, 1) / spec.max_steps
+    return BlockCost(flops.round().long().to(steps.device), each * real / max(batch, 1) / shares, share)
+
+
+def _conv_cost(spec: BlockSpec, call: Call, batch: int) -> BlockCost:
+    shape = call.output.shape
+    height, width = shape[2:] if len(shape) == 4 else (shape[2] * shape[3], shape[4] * shape[5])
+    if call.ponder is None:
+        steps = torch.full((shape[0], 1, 1, 1), spec.max_steps)
+    else:
+        steps = call.ponder.steps
+        steps = steps.squeeze(-1).squeeze(-2) if steps.dim() == 6 else steps
+    rows = len(steps)
+    if rows % batch if batch else rows:
+        raise ValueError(
+            f"expected {title(spec.name)} to decide for {batch} examples, the first dimension of what the "
+            f"network is given; got {rows}"
+        )
+    flops = conv_block_flops(spec, steps, height, width).reshape(batch, -1).sum(1)
+    plain = rows / max(batch, 1) * plain_conv_flops(spec, height, width)
+    share = float(steps.double().mean()) / spec.max_steps if rows else 0.0
+    return BlockCost(flops, plain, share)

@@ -1,0 +1,74 @@
+"""The adaptive parts of a network, and what they were called with in a run."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from torchpact.core.call_args import CallArgs, first_tensor
+from torchpact.core.ponder import Ponder
+from torchpact.core.state import parts
+from torchpact.specs.providers import block_spec, is_block
+
+
+class Call(NamedTuple):
+    """A call of an adaptive part."""
+
+    given: CallArgs
+    output: Any
+    """What came out, of which only shapes are known unless outputs are kept."""
+    ponder: Ponder | None
+    """What it did; None of a part that is not adaptive."""
+
+
+def adaptive_parts(net: nn.Module) -> dict[str, nn.Module]:
+    """Return the blocks and recurrent layers of a network by name, those that are in no other.
+
+    >>> [*adaptive_parts(nn.Sequential(nn.Tanh(), tp.AdaptiveRNN(nn.GRUCell(9, 16), max_steps=3)))]
+    ['1']
+    """
+    found = {name: module for name, module in net.named_modules() if is_block(module)}
+    inner = {id(below) for part in found.values() for below in part.modules() if below is not part}
+    return {name: part for name, part in found.items() if id(part) not in inner}
+
+
+def title(name: str) -> str:
+    """Return what a block of this name is called in a sentence."""
+    return f"the block {name!r}" if name else "the block"
+
+
+def batch_size(net: nn.Module, given: CallArgs) -> int:
+    """Return how many examples there are in a call of a network."""
+    return first_tensor(given).size(block_spec(net).batch_dim if is_block(net) else 0)
+
+
+@contextmanager
+def captured(found: Mapping[str, nn.Module], keep: bool = False) -> Iterator[dict[str, list[Call]]]:
+    """Record the calls of parts within.
+
+    Args:
+        found: The parts by name.
+        keep: Whether inputs and outputs are kept; otherwise only the shapes of outputs are.
+
+    """
+    calls: dict[str, list[Call]] = {name: [] for name in found}
+    handles = []
+    for name, part in found.items():
+
+        def note(
+            _part: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], returned: Any, name: str = name
+        ) -> None:
+            adaptive = isinstance(returned, tuple) and len(returned) and isinstance(returned[-1], Ponder)
+            output, ponder = (returned[0], returned[-1]) if adaptive else (returned, None)
+            made = output if keep else torch.empty_like(parts(output)[0], device="meta")
+            told = {key: value for key, value in kwargs.items() if value is not None}
+            calls[name].append(Call(CallArgs(args, told) if keep else CallArgs((), told), made, ponder))
+
+        handles.append(part.register_forward_hook(note, with_kwargs=True))
+    try:
+        yield calls
+    finally:
+        for handle in handles:
+            handle.remove()
