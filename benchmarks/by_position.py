@@ -3,16 +3,16 @@
     python benchmarks/by_position.py [--device cpu] [--seconds 5] [--out benchmarks/by_position.csv]
 
 A block of four steps u + f(u)·a, of which the last three have a gate that is open for a share of the tokens.
-``masked`` computes f everywhere, eager or by torch.compile, whichever is faster, and ``rows`` where the gate
-is open: ``tp.Residual(f, by_position=True)``. Training is a forward and a backward pass. All take turns, and
-medians are compared. ``of_theory`` is the measured speed-up over the better masked one divided by the one
-that FLOPs promise.
+``rows`` is ``tp.Residual(f, by_position=True)``, which computes f where the gate is open, and ``masked`` the
+same in dense execution, eager or by torch.compile, whichever is faster. Training is a forward and a backward
+pass. All take turns, and medians are compared. ``of_theory`` is the measured speed-up over the better masked
+one divided by the one that FLOPs promise.
 """
 
 from collections.abc import Callable
 
 import torch
-from gated import Gated, compared, evaluate, train
+from gated import Dense, Gated, compared, evaluate, train
 from options import parser_for
 from table import write_csv
 from torch import Tensor, nn
@@ -33,10 +33,8 @@ def main() -> None:
             nn.Sequential(nn.LayerNorm(size), nn.Linear(size, 4 * size), nn.GELU(), nn.Linear(4 * size, size))
             for _ in range(STEPS)
         ]
-        masked, ours = (
-            Gated(tp.Residual(f, by_position=by) for f in functions).to(arguments.device)
-            for by in (False, True)
-        )
+        units = [tp.Residual(f, by_position=True) for f in functions]
+        masked, ours = (made(units).to(arguments.device) for made in (Dense, Gated))
         ways: dict[str, Callable[..., Tensor]] = {"masked": masked, "rows": ours}
         if arguments.compile:
             ways["masked compiled"] = torch.compile(masked)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from torchpact.engines.timing import in_turns
+from torchpact.specs import dense_execution
 
 Way = Callable[..., Tensor]
 
@@ -24,6 +25,17 @@ class Gated(nn.Module):
         for number, unit in enumerate(self.units):
             u = unit(u, gate=gate if number else None)
         return u
+
+
+class Dense(Gated):
+    """The same in dense execution: everything is computed and multiplied by the gate."""
+
+    def forward(self, u: Tensor, gate: Tensor) -> Tensor:
+        """Return the last state."""
+        if torch.compiler.is_compiling():  # which is dense anyway, and does not trace the setting
+            return super().forward(u, gate)
+        with dense_execution():
+            return super().forward(u, gate)
 
 
 def train(net: Way, u: Tensor, gate: Tensor) -> None:

@@ -4,42 +4,31 @@
 
 Layers as those of ViT-S and of a small text model: of all but the first, a share of the tokens is open, of
 every example as large or, with ``0 to 0.5``, of every one another; and layers too small to gain anything.
-``plain`` is a stack of ``nn.TransformerEncoderLayer``, which halts nobody, and ``masked`` computes everything
-and multiplies by the gate; each eager or by torch.compile. ``ours`` is ``tp.models.TransformerUnit``. To
-train is a forward and a backward pass. All take turns, and medians are compared. ``of_theory`` is the
-measured speed-up over the best of the others divided by the one that FLOPs promise.
+``ours`` is ``tp.models.TransformerUnit``, which computes open tokens by rows, ``masked`` the same in dense
+execution, which computes everything and multiplies by the gate, and ``plain`` a stack of
+``nn.TransformerEncoderLayer`` without halting; the latter two eager or by torch.compile. To train is a
+forward and a backward pass. All take turns, and medians are compared. ``of_theory`` is the measured speed-up
+over the best of the others divided by the one that FLOPs promise.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
-from gated import Gated, compared, evaluate, train
+from gated import Dense, Gated, compared, evaluate, train
 from options import parser_for
 from table import write_csv
 from torch import Tensor, nn
 
+from torchpact.flops.attention import attention_flops
 from torchpact.models import TransformerUnit
+from torchpact.nn.transformer import attention_layer
 
 SIZES = ((8, 197, 384, 6, 6), (1, 197, 384, 6, 6), (32, 64, 256, 4, 6), (64, 12, 32, 4, 6))
 """Batch, tokens, features, heads, layers."""
 
 
-class Masked(Gated):
-    """Everything is computed, and what is not wanted multiplied by zero."""
-
-    def forward(self, u: Tensor, gate: Tensor) -> Tensor:
-        """Return the last state."""
-        unit: Any
-        for number, unit in enumerate(self.units):
-            mask = gate if number else torch.ones_like(gate)
-            seen = u + unit._attention(u, None) * mask
-            u = seen + unit._thought(seen) * mask
-        return u
-
-
 class Plain(nn.Module):
-    """The layers of PyTorch; nobody halts."""
+    """The layers of PyTorch, without halting."""
 
     def __init__(self, units: Sequence[TransformerUnit]) -> None:
         super().__init__()
@@ -67,9 +56,9 @@ class Plain(nn.Module):
 def promised(units: Sequence[TransformerUnit], gate: Tensor) -> float:
     """Return the speed-up by FLOPs."""
     everyone = torch.ones_like(gate, dtype=torch.bool)
-    shape = (*gate.shape[:2], units[0].size)
-    plain = [float(unit.flops_where(everyone, shape).sum()) for unit in units]
-    ours = [float(unit.flops_where(gate > 0, shape).sum()) for unit in units]
+    specs, length = [attention_layer(unit) for unit in units], gate.size(1)
+    plain = [float(attention_flops(spec, everyone, length).sum()) for spec in specs]
+    ours = [float(attention_flops(spec, gate > 0, length).sum()) for spec in specs]
     return sum(plain) / (plain[0] + sum(ours[1:]))
 
 
@@ -81,7 +70,7 @@ def main() -> None:
     rows = []
     for batch, length, size, heads, layers in SIZES:
         units = [TransformerUnit(size, heads) for _ in range(layers)]
-        ours, masked, plain = (made(units).to(arguments.device) for made in (Gated, Masked, Plain))
+        ours, masked, plain = (made(units).to(arguments.device) for made in (Gated, Dense, Plain))
         ways: dict[str, Callable[..., Tensor]] = {"ours": ours, "masked": masked, "plain": plain}
         if arguments.compile:
             ways |= {f"{name} compiled": torch.compile(ways[name]) for name in ("masked", "plain")}

@@ -1,5 +1,6 @@
 """Every engine against the block itself, which computes everything and masks."""
 
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,16 +19,28 @@ from tests.engines.networks import (
     tell_heads,
     undecided,
 )
-from torchpact.engines import ENGINES, FoldedBlock, Unsupported
+from torchpact.core.call_args import CallArgs
+from torchpact.engines import ENGINES, Unsupported
+from torchpact.engines.base import NO_CONTEXT
 from torchpact.engines.conv.native import engine as native
-from torchpact.nn.conv_units import join_patches, join_ponder
+from torchpact.engines.cpp_build import build_library
+from torchpact.nn.conv_units import join_patches
+from torchpact.specs import block_spec
 
-SKIPPING = ("sparse", "native", "compact")
+NEVER, ALWAYS = tp.Thresholds.NEVER, tp.Thresholds.ALWAYS
 
 
-def runner(name, block):
+def built(name, block, u=None):
+    spec, call = block_spec(block), NO_CONTEXT if u is None else CallArgs((u,))
+    reason = ENGINES[name].supports(spec, call)
+    if reason is not None:
+        raise Unsupported(reason)
+    return ENGINES[name].build(spec, call)
+
+
+def runner(name, block, u=None):
     try:
-        return ENGINES[name](FoldedBlock(block))
+        return built(name, block, u)
     except Unsupported as reason:
         if "compiler" in str(reason):
             pytest.skip(str(reason))
@@ -38,17 +51,29 @@ def last(u):
     return u.contiguous(memory_format=torch.channels_last)
 
 
+def close(ponder, bounds):
+    """Whether rounding may decide: a logit lies close to what it is compared with."""
+    if bounds is None:
+        return undecided(ponder)
+    pairs = zip(ponder.probs, bounds, strict=False)
+    return any(bool(((probs.logit() - bound).abs() < 1e-4).any()) for probs, bound in pairs)
+
+
 @torch.no_grad()
-def check(name, block, u, tolerance=1e-5):
-    expected, ponder = block(u)
-    if expected.dim() == 6:
-        expected, ponder = join_patches(expected), join_ponder(ponder)
-    output, got = runner(name, block)(last(u))
+def reference(block, u, bounds=None):
+    return block(u, thresholds=None if bounds is None else tp.Thresholds([bounds]))
+
+
+@torch.no_grad()
+def check(name, block, u, tolerance=None, bounds=None):
+    expected, ponder = reference(block, u, bounds)
+    output, got = runner(name, block, last(u))(last(u), bounds=bounds)
+    tolerance = ENGINES[name].tolerance[u.dtype] if tolerance is None else tolerance
     assert output.shape == expected.shape
     assert output.dtype == expected.dtype
-    assert output.is_contiguous(memory_format=torch.channels_last) or not len(u)
+    assert join_patches(output).is_contiguous(memory_format=torch.channels_last) or not len(u)
     assert got.steps.dtype == ponder.steps.dtype
-    assert not undecided(ponder)
+    assert not close(ponder, bounds)
     assert torch.equal(got.steps, ponder.steps)
     if not len(u):
         return got
@@ -71,6 +96,72 @@ def test_an_engine_equals_the_block_whatever_the_shape(name, channels, height, w
         _, ponder = block(u)
     if not undecided(ponder):
         check(name, block, u)
+
+
+bound = st.one_of(st.sampled_from([NEVER, ALWAYS]), st.floats(-1.5, 1.5))
+
+
+@pytest.mark.parametrize("name", ["dense", "sparse", "native", "compiled"])
+@settings(max_examples=25)
+@given(
+    st.sampled_from([block_of, bottlenecks_of]),
+    st.integers(1, 7),
+    st.integers(0, 4),
+    st.lists(bound, min_size=2, max_size=2),
+    st.integers(0, 9),
+)
+def test_an_engine_equals_the_block_whatever_the_thresholds_of_its_heads(name, make, size, batch, bounds, seed):
+    block, u = make(64, size, 8 - size, batch, seed=seed)
+    bounds = tuple(bounds)
+    _, ponder = reference(block, u, bounds)
+    if not close(ponder, bounds):
+        with without_compiling():
+            check(name, block, u, bounds=bounds)
+
+
+@pytest.mark.parametrize("name", ["dense", "native", "compact"])
+@pytest.mark.parametrize("batch", [1, 9])
+@pytest.mark.parametrize("bounds", [(NEVER, 0.1, ALWAYS), (0.3, -0.2, 0.1), (NEVER,) * 3, (ALWAYS,) * 3])
+def test_thresholds_of_heads_that_decide_for_images(name, batch, bounds):
+    check(name, *block_of(32, 5, 7, batch, per="image", units=4, seed=3), bounds=bounds)
+
+
+@pytest.mark.parametrize("name", ["dense", "native"])
+@pytest.mark.parametrize("bounds", [(NEVER, 0.05), (ALWAYS, NEVER), (-0.1, ALWAYS)])
+def test_thresholds_of_heads_that_decide_for_patches(name, bounds):
+    ponder = check(name, *block_of(16, 8, 12, 3, group=2, image_size=16), bounds=bounds)
+    assert ponder.steps.shape == (3, 1, 4, 1, 6, 1)
+
+
+@pytest.mark.parametrize("name", ["dense", "sparse", "native", "compiled"])
+@pytest.mark.parametrize(("bound", "steps"), [(NEVER, 3), (ALWAYS, 1)])
+@pytest.mark.parametrize("logit", [-torch.inf, torch.inf])
+def test_never_and_always_hold_for_infinite_logits_too(name, bound, steps, logit):
+    block, u = block_of(16, 4, 5, 2)
+    tell_heads(block, logit)
+    _, expected = reference(block, u, (bound, bound))
+    assert expected.steps.eq(steps).all()
+    with without_compiling():
+        _, got = runner(name, block)(last(u), bounds=(bound, bound))
+    assert torch.equal(got.steps, expected.steps)
+
+
+@pytest.mark.parametrize("name", ["dense", "sparse", "native"])
+def test_thresholds_that_do_not_fit_are_refused(name):
+    block, u = block_of(16, 4, 5, 2)
+    with pytest.raises(ValueError, match="expected 2 thresholds for as many heads, got 1"):
+        runner(name, block)(last(u), bounds=(0.0,))
+    block.mode = tp.Discrete()
+    with pytest.raises(ValueError, match=r"expected the mode thresholded with thresholds, got Discrete\(\)"):
+        runner(name, block)(last(u), bounds=(0.0, 0.0))
+
+
+@contextmanager
+def without_compiling():
+    """Let torch.compile return what it is given: what is tested is what it would compile."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch, "compile", lambda function, **_: function)
+        yield
 
 
 @pytest.mark.parametrize("name", ["dense", "sparse", "native"])
@@ -322,16 +413,30 @@ def test_discrete_draws_halting_with_its_probability(name):
     assert torch.allclose(ponder.log_prob, taken, atol=1e-5)
 
 
-def test_discrete_takes_the_same_decisions_from_the_same_generator():
+@pytest.mark.parametrize("name", ["dense", "sparse", "native"])
+def test_discrete_takes_the_same_decisions_from_the_same_generator(name):
     block, u = block_of(16, 9, 9, 3, units=2)
     with torch.no_grad():
         block.mode = tp.Discrete(torch.Generator().manual_seed(3))
         expected, ponder = block(u)
         block.mode = tp.Discrete(torch.Generator().manual_seed(3))
-        output, got = runner("native", block)(last(u))
+        output, got = runner(name, block)(last(u))
     assert torch.equal(got.steps, ponder.steps)
     assert relative(output, expected) < 1e-5
     assert relative(got.log_prob, ponder.log_prob) < 1e-5
+
+
+@pytest.mark.parametrize("name", ["dense", "sparse", "native"])
+@pytest.mark.parametrize("bias", [50.0, -50.0, 0.0])
+def test_draws_do_not_depend_on_what_has_halted(name, bias):
+    block, u = block_of(16, 5, 6, 3, units=4)
+    tell_heads(block, bias)
+    draw, expected = torch.Generator().manual_seed(5), torch.Generator().manual_seed(5)
+    block.mode = tp.Discrete(draw)
+    runner(name, block)(last(u))
+    for _ in range(3):  # a decision less than units, for every pixel
+        tp.Discrete(expected).noise(torch.zeros(3, 1, 5, 6))
+    assert torch.equal(draw.get_state(), expected.get_state())
 
 
 @pytest.mark.parametrize("threads", [1, 2, 5])
@@ -386,7 +491,7 @@ def test_native_may_change_size_between_calls():
 )
 def test_what_an_engine_cannot_run_it_refuses_in_one_line(name, options, message):
     with pytest.raises(Unsupported, match=f"^{name}: {message}.*$") as error:
-        ENGINES[name](FoldedBlock(lively(**options).blocks[0]))
+        built(name, lively(**options).blocks[0], torch.randn(2, 16, 4, 4))
     assert "\n" not in str(error.value)
 
 
@@ -399,14 +504,14 @@ def test_what_an_engine_cannot_run_it_refuses_in_one_line(name, options, message
 )
 def test_native_refuses_other_precisions_and_devices(change, message):
     with pytest.raises(Unsupported, match=message):
-        ENGINES["native"](FoldedBlock(change(lively().blocks[0])))
+        built("native", change(lively().blocks[0]))
 
 
 def test_native_refuses_channels_that_do_not_fill_its_vectors():
     units = [tp.models.ResidualUnit(24, 24) for _ in range(2)]
     block = tp.AdaptiveBlock(units, [tp.models.HaltingHead(24)], mode="thresholded")
     with pytest.raises(Unsupported, match=r"expected multiples of 16 channels, got 24$"):
-        ENGINES["native"](FoldedBlock(block))
+        built("native", block)
 
 
 def test_a_kernel_is_compiled_anew_when_a_file_that_it_includes_changes(monkeypatch, tmp_path):
@@ -415,13 +520,13 @@ def test_a_kernel_is_compiled_anew_when_a_file_that_it_includes_changes(monkeypa
         (tmp_path / file.name).write_bytes(file.read_bytes())
     source = tmp_path / native.SOURCE.name
     try:
-        first = native._built(source)
+        first = build_library(source)
     except Unsupported as reason:
         pytest.skip(str(reason))
-    assert native._built(source) == first
+    assert build_library(source) == first
     header = tmp_path / "native_convolve.hpp"
     header.write_text(header.read_text() + "\n")
-    assert native._built(source) != first
+    assert build_library(source) != first
 
 
 def test_without_a_compiler_native_says_so(monkeypatch):

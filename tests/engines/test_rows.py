@@ -7,8 +7,9 @@ import torch
 from torch import nn
 
 import torchpact as tp
+from torchpact.core.call_args import CallArgs
 from torchpact.engines.attention import rows
-from torchpact.engines.base import CallArgs, Unsupported
+from torchpact.engines.base import Unsupported
 from torchpact.engines.generic.rows import RowsEngine
 from torchpact.models import TransformerUnit
 from torchpact.specs import block_spec, dense_execution, has_gated_execution, step_spec

@@ -239,3 +239,8 @@ def make_linear(inputs: int, outputs: int, bias: float = 0.0) -> nn.Linear:
 def join_ponder(ponder: Ponder) -> Ponder:
     """Take the in-patch dimensions, which are of size 1, out of the positions of a ponder of patches."""
     return ponder.map(lambda x: x.squeeze(-1).squeeze(-2)) if ponder.steps.dim() == 6 else ponder
+
+
+def split_ponder(ponder: Ponder, group: int) -> Ponder:
+    """Put the in-patch dimensions, of size 1, into the positions of a ponder of patches."""
+    return ponder if group == 1 else ponder.map(lambda x: x.unsqueeze(-1).unsqueeze(-3))

@@ -139,7 +139,7 @@ def resnet(net: ResNet) -> NetworkSpec:
         if type(block) is not kind or "forward" in vars(block) or is_watched(block):
             raise TypeError(f"expected blocks as the network makes them, got a {type(block).__name__}")
     blocks = [
-        replace(block_spec(block), name=f"blocks.{k}", of_network=True) for k, block in enumerate(net.blocks)
+        replace(block_spec(block), name=f"blocks.{k}") for k, block in enumerate(net.blocks)
     ]
     channels = [count * net.config.width for count in CHANNELS]
     return NetworkSpec(

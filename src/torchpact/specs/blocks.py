@@ -40,12 +40,10 @@ class BlockSpec:
     """The dimension of the input that is the batch."""
     recurrent: bool = False
     """Whether it is a recurrent layer, each of whose time steps is a block."""
-    of_network: bool = False
-    """Whether it is a block of a :class:`NetworkSpec`, in which patches are joined into maps again."""
 
     @property
     def adaptive(self) -> bool:
-        """Whether it decides, or has the interface of a block that does: a single step leaves no decision."""
+        """Whether it decides, or is a block that might: of a single step, which leaves nothing to decide."""
         return bool(self.heads) or isinstance(self.module, AdaptiveBlock)
 
     @property

@@ -13,17 +13,18 @@ On 2 CPU cores a convolution of 32 or 64 channels at half or a quarter of the pi
 reaches 0.3 to 0.5, nine accumulating products 0.45 to 0.6, dense convolutions of 4×4 tiles 0.2 to 0.4.
 """
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from torchpact.core.call_args import CallArgs
 from torchpact.core.loop import HaltingLoop, decide
 from torchpact.core.ponder import Ponder
 from torchpact.core.state import State
-from torchpact.engines.base import CallArgs, Engine, Runner, Unsupported
+from torchpact.engines.base import NO_CONTEXT, Engine, Runner, Unsupported
 from torchpact.engines.conv.folded import FoldedUnit
 from torchpact.engines.conv.support import as_matrix, bounds_of, conv_block_problem, decides_per_pixel
 from torchpact.specs import BlockSpec, ConvHead, ConvUnit, NetworkSpec
@@ -36,7 +37,11 @@ class Sparse(Engine):
     """Blocks of residual units with a decision for every pixel, in hard modes."""
 
     name = "sparse"
-    tolerance = {torch.float32: 1e-5, torch.float16: 1e-2, torch.bfloat16: 1e-2}
+    tolerance: ClassVar[Mapping[torch.dtype, float]] = {
+        torch.float32: 1e-5,
+        torch.float16: 1e-2,
+        torch.bfloat16: 1e-2,
+    }
     host_sync = True
 
     def supports(self, spec: BlockSpec | NetworkSpec, example: CallArgs) -> str | None:
@@ -52,7 +57,7 @@ class Sparse(Engine):
             return f"sparse: expected a hard mode, got {spec.mode}"
         return None
 
-    def build(self, spec: BlockSpec | NetworkSpec, example: CallArgs = CallArgs()) -> "SparseBlock":
+    def build(self, spec: BlockSpec | NetworkSpec, example: CallArgs = NO_CONTEXT) -> "SparseBlock":
         """Return a runner of a block.
 
         Raises:
@@ -82,7 +87,7 @@ class SparseBlock(Runner):
 
     @torch.no_grad()
     def __call__(
-        self, u: State, context: CallArgs = CallArgs(), bounds: Bounds = None
+        self, u: State, context: CallArgs = NO_CONTEXT, bounds: Bounds = None
     ) -> tuple[State, Ponder | None]:
         """Run the block."""
         assert isinstance(u, Tensor)
@@ -101,11 +106,11 @@ class SparseBlock(Runner):
         maps = [rows.new_zeros(len(rows), size) for size in self.others[0].sizes]
         for head, unit in zip(self.heads, self.others, strict=True):
             # in single precision: a large map adds up to more than half precision holds
-            mean = state.sum((1, 2), dtype=torch.float32) / max(height * width, 1)
+            mean = state.sum((1, 2), dtype=torch.float32) / (height * width)
             pooled = F.linear(mean, head.pool, head.bias).flatten()
             logits = _gathered(rows, taps, width, near, active, head.taps)
             every = logits.new_full(live.shape, torch.inf)
-            every.view(-1)[active] = logits + pooled[active // max(live[:1].numel(), 1)]
+            every.view(-1)[active] = logits + pooled[active // live[:1].numel()] if batch else logits
             loop, _ = decide(loop, every[:, None, 1:-1, 1:-1])
             assert loop.gate is not None  # there are units to come
             if loop.done or not len(active):

@@ -10,12 +10,12 @@ from torchpact.specs import BlockSpec, ConvHead, ConvUnit
 from torchpact.specs.blocks import Bounds
 
 
-def conv_block_problem(spec: BlockSpec) -> str | None:
+def conv_block_problem(spec: BlockSpec, *, one_precision: bool = True) -> str | None:
     """Return why a block is none of residual units with halting heads, as engines know them; None if it is.
 
     Args:
-        spec: The block. Of a network that engines know (``of_network``) patches may share decisions, and
-            layers may differ in precision.
+        spec: The block.
+        one_precision: Whether all of its weights must have the same precision, and be on the same device.
 
     Returns:
         One line, without the name of an engine, or None.
@@ -41,9 +41,8 @@ def conv_block_problem(spec: BlockSpec) -> str | None:
     if heads is None:
         others = {_kind_of(head) for head in spec.heads if not isinstance(head, ConvHead)}
         return f"expected halting heads of torchpact.models.HaltingHead, got {_names(others)}"
-    if not spec.of_network and any(part.group > 1 for part in (*units, *heads)):
-        return "expected decisions for pixels or images, got some for patches"
-    return _precision_problem(spec) or _unit_problem(spec, units) or _head_problem(heads, units[0].channels)
+    precision = _precision_problem(spec) if one_precision else None
+    return precision or _unit_problem(spec, units) or _head_problem(heads, units)
 
 
 def _kind_of(part: object) -> str:
@@ -57,8 +56,6 @@ def _names(kinds: set[str]) -> str:
 
 
 def _precision_problem(spec: BlockSpec) -> str | None:
-    if spec.of_network:
-        return None
     buffers = [buffer for buffer in spec.module.buffers() if buffer.is_floating_point()]
     found = {f"{tensor.dtype} on {tensor.device}" for tensor in (*spec.module.parameters(), *buffers)}
     if len(found) < 2:
@@ -85,11 +82,17 @@ def _unit_problem(spec: BlockSpec, units: Sequence[ConvUnit]) -> str | None:
     return None
 
 
-def _head_problem(heads: Sequence[ConvHead], channels: int) -> str | None:
+def _head_problem(heads: Sequence[ConvHead], units: Sequence[ConvUnit]) -> str | None:
     """Return why heads are not for these maps, or differ in what they are."""
-    kinds = {(head.taps is None, head.norm is None, head.pooled_norm is None, head.group) for head in heads}
+    groups, channels = {part.group for part in (*heads, *units)}, units[0].channels
+    if len(groups) > 1:
+        found = ", ".join(map(str, sorted(groups)))
+        return f"expected one size of patches for all units and heads, got {found}"
+    kinds = {(head.taps is None, head.norm is None, head.pooled_norm is None) for head in heads}
     if len(kinds) > 1:
         return "expected heads that are alike: all for pixels or for images, with norms or without"
+    if heads and heads[0].taps is None and heads[0].group > 1:
+        return "expected decisions for patches by heads with a convolution, got some for images"
     for number, head in enumerate(heads, start=1):
         if head.pool.size(1) != channels:
             return f"expected head {number} to look at {channels} channels, got {head.pool.size(1)}"

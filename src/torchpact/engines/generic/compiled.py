@@ -5,16 +5,18 @@ takes minutes to compile, for on a GPU convolutions are tried out.
 """
 
 import threading
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 import torch
 
 from torchpact.checks import one_line
 from torchpact.core import state
+from torchpact.core.call_args import CallArgs
 from torchpact.core.modes import Mode
 from torchpact.core.ponder import Ponder
 from torchpact.core.state import State
-from torchpact.engines.base import CallArgs, Engine, Runner, Unsupported
+from torchpact.engines.base import NO_CONTEXT, Engine, Runner, Unsupported
 from torchpact.engines.generic.dense import DENSE
 from torchpact.specs import BlockSpec, NetworkSpec
 from torchpact.specs.blocks import Bounds
@@ -25,7 +27,11 @@ class Compiled(Engine):
 
     name = "compiled"
     on_request = True
-    tolerance = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 1e-2}
+    tolerance: ClassVar[Mapping[torch.dtype, float]] = {
+        torch.float32: 1e-4,
+        torch.float16: 1e-2,
+        torch.bfloat16: 1e-2,
+    }
 
     def supports(self, spec: BlockSpec | NetworkSpec, example: CallArgs) -> str | None:
         """Return None if it can run a block, or one line that says why not."""
@@ -33,9 +39,11 @@ class Compiled(Engine):
             return "compiled: expected a block, got a network"
         if spec.heads and type(spec.mode).noise is not Mode.noise:
             return f"compiled: expected a mode that draws nothing, got {spec.mode}"
-        return DENSE.supports(spec, example)
+        if spec.recurrent:
+            return "compiled: expected a block, got a recurrent layer"
+        return None
 
-    def build(self, spec: BlockSpec | NetworkSpec, example: CallArgs = CallArgs()) -> "CompiledRunner":
+    def build(self, spec: BlockSpec | NetworkSpec, example: CallArgs = NO_CONTEXT) -> "CompiledRunner":
         """Return the block compiled, for states of the size that comes first."""
         assert isinstance(spec, BlockSpec)
         problem = self.supports(spec, example)
@@ -57,7 +65,7 @@ class CompiledRunner(Runner):
         self._lock = threading.Lock()
 
     def __call__(
-        self, u: State, context: CallArgs = CallArgs(), bounds: Bounds = None
+        self, u: State, context: CallArgs = NO_CONTEXT, bounds: Bounds = None
     ) -> tuple[State, Ponder | None]:
         """Run the block."""
         # it would be compiled anew for inference mode

@@ -1,129 +1,108 @@
 """The dense engine: compute everything and mask. The reference for all others, and the last resort."""
 
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import ClassVar
 
 import torch
+from torch import Tensor
 
-from torchpact.core.block import AdaptiveBlock
 from torchpact.core.ponder import Ponder
 from torchpact.core.state import State
-from torchpact.engines.base import CallArgs, Engine, Runner
+from torchpact.engines.autotune import PlainBuilder
+from torchpact.engines.base import NO_CONTEXT, Runner
 from torchpact.engines.conv.folded import folded_block, folded_units
 from torchpact.engines.conv.support import bounds_of, conv_block_problem
-from torchpact.nn.conv_units import join_patches, join_ponder
+from torchpact.engines.reference import AllSteps, Reference
+from torchpact.core.call_args import CallArgs
 from torchpact.specs import BlockSpec, NetworkSpec
 from torchpact.specs.blocks import Bounds
-from torchpact.specs.providers import is_changed
 
 
-class Dense(Engine):
-    """Blocks of any steps; those of convolutional units with their batch norms folded."""
+class Dense(PlainBuilder):
+    """Blocks of convolutional units with their batch norms folded; any other part by its own forward."""
 
     name = "dense"
-    tolerance = {torch.float64: 1e-12, torch.float32: 1e-5, torch.float16: 1e-2, torch.bfloat16: 1e-2}
+    tolerance: ClassVar[Mapping[torch.dtype, float]] = {
+        torch.float64: 1e-12,
+        torch.float32: 1e-5,
+        torch.float16: 1e-2,
+        torch.bfloat16: 1e-2,
+    }
 
     def supports(self, spec: BlockSpec | NetworkSpec, example: CallArgs) -> str | None:
-        """Return None if it can run a block, or one line that says why not."""
-        if isinstance(spec, NetworkSpec):
-            return "dense: expected a block, got a network"
-        if not spec.adaptive:
-            return conv_block_problem(spec)
-        if not isinstance(spec.module, AdaptiveBlock):
-            return f"dense: expected an adaptive block, got a {type(spec.module).__name__}"
-        if is_changed(spec.module):
-            return f"{type(spec.module).__name__} has a forward of its own, which engines do not know"
-        return None
+        """Return None for a part of a network, whatever it is."""
+        return "dense: expected a block, got a network" if isinstance(spec, NetworkSpec) else None
 
-    def build(self, spec: BlockSpec | NetworkSpec, example: CallArgs = CallArgs()) -> Runner:
-        """Return the block itself, its batch norms folded where it is of convolutional units."""
+    def build(self, spec: BlockSpec | NetworkSpec, example: CallArgs = NO_CONTEXT) -> Runner:
+        """Return a runner that computes every step everywhere, and masks."""
         assert isinstance(spec, BlockSpec)
-        return DenseRunner(spec) if spec.adaptive else plain_runner(spec)
+        if conv_block_problem(spec) is not None:
+            return Reference(spec)
+        return FoldedRunner(spec) if spec.adaptive else PlainUnits(spec)
+
+    def build_plain(self, spec: BlockSpec, ponders: Sequence[Ponder | None] = ()) -> Runner:
+        """Return what runs all steps of a part without decisions: what an adaptive one is compared with.
+
+        Args:
+            spec: The part.
+            ponders: Returned in turn, so that a network around it goes on.
+
+        Returns:
+            A runner; of convolutional units with their batch norms folded.
+
+        Example:
+            >>> from torchpact.models import HaltingHead, ResidualUnit
+            >>> from torchpact.specs import block_spec
+            >>> block = tp.AdaptiveBlock([ResidualUnit(16, 16) for _ in "ab"], [HaltingHead(16)]).eval()
+            >>> u = torch.randn(1, 16, 4, 4)
+            >>> output, _ = DENSE.build_plain(block_spec(block))(u)
+            >>> torch.allclose(output, block.steps[1](block.steps[0](u)), atol=1e-4)
+            True
+
+        """
+        if conv_block_problem(spec) is None:
+            return PlainUnits(spec, ponders)
+        return AllSteps(spec, ponders or [None])
 
 
-class DenseRunner(Runner):
-    """A block with a head for every decision, masked."""
+class FoldedRunner(Runner):
+    """A block of convolutional units with their batch norms folded, masked by its halting loop."""
 
     def __init__(self, spec: BlockSpec) -> None:
-        module: Any = spec.module
-        self.block: AdaptiveBlock = module if conv_block_problem(spec) else folded_block(spec)
-        self.mode, self.details, self.joins = spec.mode, spec.keeps_details, spec.of_network
+        self.block, self.mode, self.details = folded_block(spec), spec.mode, spec.keeps_details
 
     @torch.no_grad()
     def __call__(
-        self, u: State, context: CallArgs = CallArgs(), bounds: Bounds = None
+        self, u: State, context: CallArgs = NO_CONTEXT, bounds: Bounds = None
     ) -> tuple[State, Ponder | None]:
         """Run the block."""
         bounds_of(self.mode, bounds, self.block.max_steps - 1)  # which may refuse
-        loop, u = self.block.iterate(
-            u, context.args, context.kwargs, mode=self.mode, bounds=bounds, keeps_logits=self.details
-        )
-        output, ponder = loop.result(u)
-        if self.joins and isinstance(output, torch.Tensor):
-            return join_patches(output), join_ponder(ponder)
-        return output, ponder
-
-    def accepts(self, u: State, context: CallArgs) -> bool:
-        """Whether it can run such a call: whatever the steps are called with."""
-        return True
-
-
-def plain_runner(spec: BlockSpec) -> Runner:
-    """Return all steps of a block without a decision: what an adaptive one is compared with.
-
-    Args:
-        spec: A block; its heads and mode are left out.
-
-    Returns:
-        A runner without a ponder.
-
-    Example:
-        >>> from torchpact.specs import block_spec
-        >>> block = tp.AdaptiveBlock(nn.Linear(4, 4), nn.Linear(4, 1), max_steps=3)
-        >>> u = torch.randn(2, 4)
-        >>> output, ponder = plain_runner(block_spec(block))(u)
-        >>> torch.equal(output, block.steps[0](block.steps[0](block.steps[0](u)))), ponder
-        (True, None)
-
-    """
-    return PlainUnits(spec) if conv_block_problem(spec) is None else PlainSteps(spec)
+        loop, u = self.block.iterate(u, mode=self.mode, bounds=bounds, keeps_logits=self.details)
+        return loop.result(u)
 
 
 class PlainUnits(Runner):
-    """Convolutional units, one after the other, their batch norms folded."""
+    """Convolutional units, one after the other, with their batch norms folded.
 
-    def __init__(self, spec: BlockSpec) -> None:
-        self.units = folded_units(spec)
+    Args:
+        spec: The block; its heads and mode do not matter.
+        ponders: Returned in turn; without, there are none.
+
+    """
+
+    def __init__(self, spec: BlockSpec, ponders: Sequence[Ponder | None] = ()) -> None:
+        self.units, self.ponders, self.turn = folded_units(spec), ponders or [None], 0
 
     @torch.no_grad()
     def __call__(
-        self, u: State, context: CallArgs = CallArgs(), bounds: Bounds = None
+        self, u: State, context: CallArgs = NO_CONTEXT, bounds: Bounds = None
     ) -> tuple[State, Ponder | None]:
         """Run all units."""
-        assert isinstance(u, torch.Tensor)
+        assert isinstance(u, Tensor)
+        self.turn += 1
         for unit in self.units:
             u = unit(u)
-        return join_patches(u), None
-
-
-class PlainSteps(Runner):
-    """The steps of a block of any kind, one after the other, none of which is given a mask."""
-
-    def __init__(self, spec: BlockSpec) -> None:
-        assert isinstance(spec.module, AdaptiveBlock)
-        self.block = spec.module
-
-    @torch.no_grad()
-    def __call__(
-        self, u: State, context: CallArgs = CallArgs(), bounds: Bounds = None
-    ) -> tuple[State, Ponder | None]:
-        """Run all steps."""
-        for index in range(self.block.max_steps):
-            u = self.block.run_step(index, u, None, context.args, context.kwargs)
-        return u, None
-
-    def accepts(self, u: State, context: CallArgs) -> bool:
-        """Whether it can run such a call: whatever the steps are called with."""
-        return True
+        return u, self.ponders[self.turn % len(self.ponders) - 1]
 
 
 DENSE = Dense()

@@ -9,10 +9,11 @@ from typing import Any
 import torch
 
 from torchpact.core.block import AdaptiveBlock
+from torchpact.core.call_args import CallArgs
 from torchpact.core.modes import Thresholded
 from torchpact.core.ponder import Ponder
 from torchpact.core.state import State
-from torchpact.engines.base import CallArgs, Engine, Runner, Unsupported
+from torchpact.engines.base import NO_CONTEXT, Engine, Runner, Unsupported
 from torchpact.specs import (
     BlockSpec,
     NetworkSpec,
@@ -21,8 +22,6 @@ from torchpact.specs import (
     has_gated_execution,
 )
 from torchpact.specs.blocks import Bounds
-
-_NO_CONTEXT = CallArgs()
 
 
 class RowsEngine(Engine):
@@ -94,7 +93,7 @@ class RowsRunner(Runner):
 
     @torch.no_grad()
     def __call__(
-        self, u: State, context: CallArgs = _NO_CONTEXT, bounds: Bounds = None
+        self, u: State, context: CallArgs = NO_CONTEXT, bounds: Bounds = None
     ) -> tuple[State, Ponder]:
         """Run the block, see :class:`Runner`."""
         spec = self.spec

@@ -1,43 +1,35 @@
-"""The native engine: sparse blocks on CPUs, compiled: active pixels go straight through registers, and nothing is gathered.
+"""The native engine, for CPUs: convolutions at active pixels, in registers, without gathering.
 
-The kernel is ``native.cpp``, without dependencies, which the machine's own C++ compiler turns into a library
-in about five seconds when it is first wanted; the user's cache keeps it. Where there is no compiler,
-:mod:`~torchpact.engines.conv.sparse` remains, as it does with ``TORCHPACT_NATIVE=0`` in the environment: then
-nothing is compiled and nothing compiled is loaded. Maps of bfloat16 models are multiplied as such where the
-processor can (AVX512-BF16), and else in single precision, in which sums and states always are.
+The kernel is ``native.cpp``, which :mod:`~torchpact.engines.cpp_build` turns into a library in about five
+seconds when it is first wanted. Where there is no compiler, :mod:`~torchpact.engines.conv.sparse` remains.
+Maps of bfloat16 models are multiplied as such where the processor can (AVX512-BF16), and else in single
+precision, in which sums and states always are.
 """
 
 import ctypes
-import hashlib
-import os
-import shutil
-import subprocess
-import tempfile
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from ctypes import POINTER, Structure, byref, c_int32, c_int64, c_void_p
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
+from torchpact.core.call_args import CallArgs
 from torchpact.core.modes import Discrete, Thresholded
 from torchpact.core.ponder import Ponder
 from torchpact.core.state import State
-from torchpact.engines.base import CallArgs, Engine, Runner, Unsupported
+from torchpact.engines.base import NO_CONTEXT, Engine, Runner, Unsupported
 from torchpact.engines.conv.support import bounds_of, conv_block_problem
-from torchpact.files import user_cache, write_whole
+from torchpact.engines.cpp_build import MAX_THREADS, SINGLE, build_library
+from torchpact.nn.conv_units import join_patches, split_patches, split_ponder
 from torchpact.specs import BlockSpec, ConvHead, ConvUnit, NetworkSpec, Norm
 from torchpact.specs.blocks import Bounds
 
 SOURCE = Path(__file__).with_name("native.cpp")
-FLAGS = ("-std=c++17", "-O3", "-march=native", "-ffp-contract=fast", "-fopenmp", "-fPIC", "-shared")
 BLOCK = 16  # output channels whose weights lie together, as in the kernel
-MAX_THREADS = 64  # as in the kernel
-SINGLE: dict[str, Any] = {"dtype": torch.float32, "device": "cpu"}
-"""What the kernels read and write, whatever the defaults of torch are."""
 
 
 class _Block(Structure):
@@ -79,7 +71,7 @@ class Native(Engine):
 
     name = "native"
     devices = ("cpu",)
-    tolerance = {torch.float32: 1e-5, torch.bfloat16: 1e-2}
+    tolerance: ClassVar[Mapping[torch.dtype, float]] = {torch.float32: 1e-5, torch.bfloat16: 1e-2}
 
     def supports(self, spec: BlockSpec | NetworkSpec, example: CallArgs) -> str | None:
         """Return None if it can run a block, or one line that says why not."""
@@ -105,7 +97,7 @@ class Native(Engine):
             return f"native: expected the mode Thresholded or Discrete, got {spec.mode}"
         return None
 
-    def build(self, spec: BlockSpec | NetworkSpec, example: CallArgs = CallArgs()) -> "NativeBlock":
+    def build(self, spec: BlockSpec | NetworkSpec, example: CallArgs = NO_CONTEXT) -> "NativeBlock":
         """Return a runner of a block, in the kernel's layout.
 
         Raises:
@@ -151,15 +143,17 @@ class NativeBlock(Runner):
 
     @torch.no_grad()
     def __call__(
-        self, u: State, context: CallArgs = CallArgs(), bounds: Bounds = None
+        self, u: State, context: CallArgs = NO_CONTEXT, bounds: Bounds = None
     ) -> tuple[State, Ponder | None]:
         """Run the block."""
         assert isinstance(u, Tensor)
         precision = self.dtype if self.half else torch.float32
-        source = u.to(precision).contiguous(memory_format=torch.channels_last)
+        source = join_patches(u).to(precision).contiguous(memory_format=torch.channels_last)
         batch, _, height, width = source.shape
-        stride = self.c.stride
+        stride, group = self.c.stride, self.group
         shape = (batch, self.c.outputs, -(-height // stride), -(-width // stride))
+        if shape[2] % group or shape[3] % group:
+            raise Unsupported(f"native: expected maps that patches of {group} pixels tile, got {shape[2:]}")
         output = torch.empty(shape, dtype=precision, memory_format=torch.channels_last, device="cpu")
         call = _Call(
             batch=batch, height=height, width=width, threads=min(torch.get_num_threads(), MAX_THREADS)
@@ -170,7 +164,6 @@ class NativeBlock(Runner):
             library().torchpact_run(byref(self.c), byref(call))
             return output.to(self.dtype), None
 
-        group = self.group
         positions = (batch, 1, shape[2] // group, shape[3] // group) if self.local else (batch, 1, 1, 1)
         probs = torch.ones(self.units, *positions, **SINGLE)
         steps = torch.ones(positions, dtype=torch.long, device="cpu")
@@ -185,7 +178,8 @@ class NativeBlock(Runner):
             call.bounds, call.logits = limit.data_ptr(), logits.data_ptr()
         library().torchpact_run(byref(self.c), byref(call))
         log_prob = None if logits is None else self.mode.log_prob(logits, steps)
-        return output.to(self.dtype), Ponder(probs, steps, expected, steps.float(), log_prob)
+        ponder = Ponder(probs, steps, expected, steps.float(), log_prob)
+        return split_patches(output.to(self.dtype), group), split_ponder(ponder, group)
 
     def _drawn(self, like: Tensor) -> Tensor:
         """Return what logits must exceed, drawn for every decision at every position."""
@@ -259,7 +253,9 @@ def _pack_norm(norm: Norm | None, nothing: Tensor) -> tuple[Tensor, Tensor]:
 def library() -> ctypes.CDLL:
     """Return the kernel, compiled for this machine if it has not been; raise Unsupported if that fails."""
     try:
-        kernel = ctypes.CDLL(str(_built(SOURCE)))
+        kernel = ctypes.CDLL(str(build_library(SOURCE)))
+    except Unsupported as reason:
+        raise Unsupported(f"native: {reason}") from reason
     except (OSError, RuntimeError) as error:  # the latter where there is no home
         raise Unsupported(f"native: no library ({' '.join(str(error).split())})") from error
     kernel.torchpact_has_half.restype, kernel.torchpact_has_half.argtypes = c_int32, []
@@ -268,42 +264,6 @@ def library() -> ctypes.CDLL:
     for function in (kernel.torchpact_run, kernel.torchpact_prepare):
         function.restype, function.argtypes = None, [POINTER(_Block), POINTER(_Call)]
     return kernel
-
-
-def switched_off() -> bool:
-    """Whether the user wants no compiler to run: ``TORCHPACT_NATIVE=0``."""
-    return os.environ.get("TORCHPACT_NATIVE") == "0"
-
-
-def _built(source: Path) -> Path:
-    """Return where the library of a source file is, once it is there."""
-    if switched_off():
-        raise Unsupported("native: no compiled kernels, as TORCHPACT_NATIVE=0 asks")
-    compiler = next(filter(None, map(shutil.which, (os.environ.get("CXX", "c++"), "g++", "clang++"))), None)
-    if compiler is None:
-        raise Unsupported("native: expected a C++ compiler (c++, g++, clang++ or $CXX), found none")
-    # what the compiler and -march=native stand for here, so that a shared home serves unlike machines
-    target = _run(compiler, "-march=native", "-dM", "-E", "-x", "c++", os.devnull)
-    text = b"".join(
-        path.read_bytes() for path in (source, *sorted(source.parent.glob(f"{source.stem}_*.hpp")))
-    )
-    key = hashlib.sha256(text + " ".join(FLAGS).encode() + target).hexdigest()[:16]
-    path = user_cache() / f"{source.stem}-{key}.so"
-    if not path.exists():
-        with tempfile.TemporaryDirectory() as folder:
-            built = Path(folder) / path.name
-            _run(compiler, *FLAGS, str(source), "-o", str(built))
-            path.parent.mkdir(parents=True, exist_ok=True)
-            write_whole(path, built.read_bytes())
-    return path
-
-
-def _run(*command: str) -> bytes:
-    done = subprocess.run(command, capture_output=True, check=False)
-    if done.returncode:
-        problem = done.stderr.decode(errors="replace").strip().splitlines()[-1:]
-        raise Unsupported(f"native: {Path(command[0]).name} failed ({' '.join(problem)})")
-    return done.stdout
 
 
 NATIVE = Native()

@@ -5,51 +5,43 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from torchpact.core.call_args import CallArgs
 from torchpact.core.ponder import Ponder
-from torchpact.engines.block_spec import FoldedBlock, Unsupported
-from torchpact.engines.conv.onchip import engine
+from torchpact.core.state import State
+from torchpact.engines.base import NO_CONTEXT, Runner, Unsupported
 from torchpact.engines.conv.onchip.calls import Kernel, Weights
-from torchpact.engines.conv.onchip.engine import Kernels, on_device
+from torchpact.engines.conv.onchip.kernels import Kernels
 from torchpact.engines.conv.onchip.plan import HIGHEST, WIDEST, Device, Plan, candidates_of
-from torchpact.engines.generic import dense
+from torchpact.nn.conv_units import join_patches
+from torchpact.specs import BlockSpec
+from torchpact.specs.blocks import Bounds
 
 
-def build(block: FoldedBlock) -> "OnChipBlock":
-    """Return a runner of a block on a GPU."""
-    check(block)
-    return OnChipBlock(block, *on_device(block.weight.device))
+class OnChipBlock(Runner):
+    """A block; ``load`` makes a kernel of a plan. Threads may share it."""
 
+    def __init__(self, spec: BlockSpec, load: Callable[[Plan], Kernel], device: Device) -> None:
+        self.kernels, self.name = _Kernels(spec, load, device), spec.name
 
-def check(block: FoldedBlock) -> None:
-    """Refuse what the kernel does not know of single blocks."""
-    engine.check(block)
-    if block.bottleneck:
-        raise Unsupported("onchip: expected units of two 3×3 convolutions, got bottlenecks")
-    first = block.units[0]
-    same, doubled = (first.stride, first.padding) == (1, 0), 2 * first.padding == block.channels > 16
-    if not (same or (first.stride == 2 and doubled)):
-        raise Unsupported(
-            "onchip: expected a first unit of stride 1, or one of stride 2 that doubles 16 channels or more; "
-            f"got stride {first.stride} from {block.channels - first.padding} to {block.channels}"
-        )
+    def tune(self, u: State, context: CallArgs = NO_CONTEXT) -> None:
+        """For maps of this size, take the kernel that is the fastest with these.
 
+        Raises:
+            Unsupported: There is no kernel for maps of this size.
 
-class OnChipBlock:
-    """A block; maps of a size that does not fit are run by the dense engine."""
+        """
+        self.kernels.choose(_channels_last(u))
 
-    def __init__(self, block: FoldedBlock, load: Callable[[Plan], Kernel], device: Device) -> None:
-        self.kernels, self.dense = _Kernels(block, load, device), dense.build(block)
+    def __call__(
+        self, u: State, context: CallArgs = NO_CONTEXT, bounds: Bounds = None
+    ) -> tuple[State, Ponder | None]:
+        """Run the block.
 
-    def tune(self, u: Tensor) -> None:
-        """For maps of this size, take the kernel that is the fastest with these, if any."""
-        self.kernels.tune(_channels_last(u))
+        Raises:
+            Unsupported: There is no kernel for maps of this size.
 
-    def __call__(self, u: Tensor) -> tuple[Tensor, Ponder | None]:
-        """Run the block."""
-        try:
-            output, ponders = self.kernels(_channels_last(u))
-        except Unsupported:
-            return self.dense(u)
+        """
+        output, ponders = self.kernels.run(_channels_last(u), {self.name: bounds})
         return output.permute(0, 3, 1, 2), ponders[0] if ponders else None
 
 
@@ -58,9 +50,11 @@ class _Kernels(Kernels):
 
     rows = 1
 
-    def __init__(self, block: FoldedBlock, load: Callable[[Plan], Kernel], device: Device) -> None:
-        super().__init__([Weights(block, {})], load, device)
-        self.half, self.stride = block.weight.dtype == torch.float16, block.units[0].stride
+    def __init__(self, spec: BlockSpec, load: Callable[[Plan], Kernel], device: Device) -> None:
+        units = spec.conv_units
+        assert units is not None  # as the engine has seen
+        super().__init__([Weights(spec, {})], load, device)
+        self.half, self.stride = units[0].weight.dtype == torch.float16, units[0].stride
 
     def candidates(self, height: int, width: int, batch: int) -> list[list[Plan]]:
         """Return ways to run the block for so many maps of this size, the likeliest first."""
@@ -87,7 +81,8 @@ class _Kernels(Kernels):
         return [candidates_of(plan, batch, self.device)]
 
 
-def _channels_last(u: Tensor) -> Tensor:
+def _channels_last(u: State) -> Tensor:
     """Return maps as the kernel reads them: 16 bytes at a time."""
-    u = u.permute(0, 2, 3, 1).contiguous()
+    assert isinstance(u, Tensor)
+    u = join_patches(u).permute(0, 2, 3, 1).contiguous()
     return u if u.data_ptr() % 16 == 0 else u.clone()

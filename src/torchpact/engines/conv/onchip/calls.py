@@ -6,18 +6,20 @@ memory is asked for in two or three pieces, and tensors are cut from those while
 """
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from ctypes import c_float, c_int32, c_int64, c_void_p
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from torchpact.core.modes import Discrete, Mode, Thresholded
+from torchpact.core.modes import Discrete, Mode
 from torchpact.core.ponder import Ponder
-from torchpact.engines.block_spec import FoldedBlock
 from torchpact.engines.conv.onchip.pack import pack_convolutions, pack_heads, pack_norms, pack_pools
 from torchpact.engines.conv.onchip.plan import Plan
+from torchpact.engines.conv.support import bounds_of
+from torchpact.specs import BlockSpec
+from torchpact.specs.blocks import Bounds
 
 
 class Args(ctypes.Structure):
@@ -47,32 +49,50 @@ class Kernel(Protocol):
 class Weights:
     """A block: what its kernel reads, and how it decides."""
 
-    def __init__(self, block: FoldedBlock, common: dict[str, int]) -> None:
-        units, heads = block.steps, block.heads
-        self.mode: Mode = block.mode
+    def __init__(self, spec: BlockSpec, common: dict[str, int]) -> None:
+        units, heads = spec.conv_units, spec.conv_heads
+        assert units is not None  # as the engine has seen
+        assert heads is not None
+        self.name = spec.name
+        self.mode: Mode = spec.mode
         self.units, self.adaptive = len(units), bool(heads)
-        self.details, self.draws = block.details, self.adaptive and isinstance(self.mode, Discrete)
-        self.channels = units[-1].conv2.weight.size(0)
+        self.details, self.draws = spec.keeps_details, self.adaptive and isinstance(self.mode, Discrete)
+        self.channels = units[-1].channels
         self.convolutions, self.norms = pack_convolutions(units), pack_norms(units)
         self.common = common | {"weights": self.convolutions.data_ptr(), "norms": self.norms.data_ptr()}
-        self.per_image = bool(heads) and heads[0].conv is None  # pixels of an image decide alike, then
+        self.per_image = bool(heads) and heads[0].taps is None  # pixels of an image decide alike, then
         if heads:
-            heads = heads[: self.units - 1]
             self.heads, self.pools = pack_heads(heads), pack_pools(heads)
             self.common |= {"heads": self.heads.data_ptr(), "pools": self.pools.data_ptr()}
 
     def args(self, batch: int) -> Args:
         """Return an argument with what does not change from call to call."""
-        args = Args(batch=batch, units=self.units, keep_logits=self.draws, **self.common)
-        if isinstance(self.mode, Thresholded):
-            args.bound = self.mode.bound
-        return args
+        return Args(batch=batch, units=self.units, keep_logits=self.draws, **self.common)
 
-    def drawn(self, shape: Sequence[int], device: torch.device) -> Tensor:
-        """Return what logits must exceed at (batch, 1, height, width) pixels.
+    def tell_bounds(
+        self, args: Args, bounds: Bounds, shape: Sequence[int], device: torch.device
+    ) -> Tensor | None:
+        """Tell a kernel what logits must exceed at (batch, 1, height, width) pixels.
 
-        It is drawn as the dense engine does: for every position, halted or not.
+        Returns:
+            Bounds of all pixels, to be kept until the kernel has been started; None if one number does.
+
         """
+        limits = bounds_of(self.mode, bounds, self.units - 1)
+        if limits is not None and len({*limits}) == 1:
+            args.bound = limits[0]
+            return None
+        if limits is None:
+            by_pixel = self._drawn(shape, device)
+        else:
+            by_pixel = torch.empty(len(limits), *shape, dtype=torch.float32, device=device)
+            for each, limit in zip(by_pixel, limits, strict=True):
+                each.fill_(limit)
+        args.bounds = by_pixel.data_ptr()
+        return by_pixel
+
+    def _drawn(self, shape: Sequence[int], device: torch.device) -> Tensor:
+        """Draw as the dense engine does: for every position, halted or not."""
         assert isinstance(self.mode, Discrete)
         like = torch.empty(self.positions(shape), dtype=torch.float32, device=device)
         drawn = torch.stack([-self.mode.noise(like) for _ in range(self.units - 1)])
@@ -114,9 +134,11 @@ class Call:
         self.nan = 2 * notes.add(1)  # a float's place: what is not kept is one number
         self.sizes = [pieces.size for pieces in (maps, notes, details)]
 
-    def __call__(self, images: Tensor) -> tuple[Tensor, list[Ponder]]:
-        """Run the blocks."""
-        device = images.device
+    def __call__(
+        self, images: Tensor, bounds: Mapping[str, Bounds] | None = None
+    ) -> tuple[Tensor, list[Ponder]]:
+        """Run the blocks, with these bounds by their names."""
+        device, told = images.device, bounds or {}
         args = type(self.args).from_buffer_copy(self.args)
         maps_size, notes_size, details_size = self.sizes
         maps = notes = details = None
@@ -135,15 +157,16 @@ class Call:
         if len(self.launches) < 2:
             output = torch.empty(self.output_shape, dtype=self.dtype, device=device)
             args[-1].output = output.data_ptr()
-        bounds = [
-            block.tell_bounds(args[block.index], device) for block in self.blocks if block.weights.draws
+        held = [
+            block.weights.tell_bounds(args[block.index], told.get(block.weights.name), block.pixels, device)
+            for block in self.blocks
         ]
         for index, (kernel, ctas) in enumerate(self.launches):
             if output is None and index:  # the first one has been started
                 output = torch.empty(self.output_shape, dtype=self.dtype, device=device)
                 args[-1].output = output.data_ptr()
             kernel(args[index], ctas)
-        del bounds
+        del held
         assert output is not None
         return output, self._ponders(notes, details)
 
@@ -194,12 +217,6 @@ class _Block:
         self.details = weights.details
         if self.details:
             self.probs, self.expected = details.add(weights.units * count), details.add(count)
-
-    def tell_bounds(self, args: Args, device: torch.device) -> Tensor:
-        """Draw what logits must exceed, which is to be kept until the kernel has been started."""
-        bounds = self.weights.drawn(self.pixels, device)
-        args.bounds = bounds.data_ptr()
-        return bounds
 
     def ponder(self, notes: Tensor, floats: Tensor, details: Tensor | None, nan: int) -> Ponder:
         """Cut it out."""

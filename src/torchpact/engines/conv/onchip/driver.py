@@ -6,7 +6,7 @@ from functools import cache
 
 import torch
 
-from torchpact.engines.block_spec import Unsupported
+from torchpact.engines.base import Unsupported
 from torchpact.engines.conv.onchip.calls import Args
 from torchpact.engines.conv.onchip.nvrtc import compile_block
 from torchpact.engines.conv.onchip.plan import Plan

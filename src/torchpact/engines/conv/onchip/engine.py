@@ -1,204 +1,123 @@
-"""The engine that keeps a network on the chip: one CUDA kernel a block, whose maps never leave shared memory.
+"""The engine that keeps blocks on the chip: one CUDA kernel a block, whose maps never leave shared memory.
 
 The kernel is ``kernel.cu``, compiled for each block by NVRTC when a network is deployed; the user's cache
-keeps what was made. Half precision, with sums in single. Plain networks run too, with all pixels active.
+keeps what was made. Half precision, with sums in single. It runs networks as a whole, or single blocks; plain
+ones too, with all pixels active.
 
 float16 is the better half: on an H200, with trained networks and real images, it halted where single
 precision does at 0.9996 of the positions or more, bfloat16 at 0.997 or more.
 """
 
-import threading
-from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial
+from collections.abc import Mapping
+from typing import ClassVar
 
 import torch
-from torch import Tensor
 
+from torchpact.core.call_args import CallArgs
 from torchpact.core.modes import Discrete, Thresholded
-from torchpact.core.ponder import Ponder
-from torchpact.engines.block_spec import FoldedBlock, Unsupported
-from torchpact.engines.conv.onchip.calls import Call, Kernel, Weights
-from torchpact.engines.conv.onchip.pack import pack_last, pack_stem
-from torchpact.engines.conv.onchip.plan import CHANNELS, Device, Plan, candidates
-from torchpact.engines.graphs import replayed
-from torchpact.engines.timing import interleaved
-from torchpact.nn.resnet import ResNet
-
-Outputs = tuple[Tensor, list[Ponder]]
-
-MOST_CALLS = 256
-"""Sizes and layouts of images for which it is remembered how they run."""
+from torchpact.engines.base import NO_CONTEXT, Engine, NetworkRunner, Runner, Unsupported
+from torchpact.engines.conv.onchip.block import OnChipBlock
+from torchpact.engines.conv.onchip.kernels import on_device
+from torchpact.engines.conv.onchip.network import OnChipNetwork
+from torchpact.engines.conv.onchip.plan import CHANNELS
+from torchpact.engines.conv.support import conv_block_problem
+from torchpact.specs import BlockSpec, ConvUnit, NetworkSpec
 
 
-def build(net: ResNet, blocks: Sequence[FoldedBlock]) -> "OnChip":
-    """Return a runner of the whole network on a GPU."""
-    for block in blocks:
-        check(block)
-    return OnChip(net, blocks, *on_device(net.stem.weight.device))
+class OnChip(Engine):
+    """Networks as a whole, and blocks of residual units, on a GPU in half precision."""
 
+    name = "onchip"
+    devices = ("cuda",)
+    whole = True
+    tolerance: ClassVar[Mapping[torch.dtype, float]] = {torch.float16: 2e-3, torch.bfloat16: 1e-2}
 
-def on_device(device: torch.device) -> tuple[Callable[[Plan], Kernel], Device]:
-    """Return what loads a block's kernel on a GPU, and what plans have to know of that."""
-    if device.type != "cuda":
-        raise Unsupported(f"onchip: expected a network on a GPU, got one on {device}")
-    major, minor = torch.cuda.get_device_capability(device)
-    if (major, minor) < (8, 0):
-        raise Unsupported(f"onchip: expected a GPU of compute capability 8.0 or more, got {major}.{minor}")
-    from torchpact.engines.conv.onchip.driver import load, shared_limit
-    from torchpact.engines.conv.onchip.nvrtc import compiler
+    def supports(self, spec: BlockSpec | NetworkSpec, example: CallArgs) -> str | None:
+        """Return None if it can run a block or a network, or one line that says why not."""
+        if isinstance(spec, NetworkSpec):
+            problem, device = network_problem(spec), spec.device
+        else:
+            problem = conv_block_problem(spec) or block_problem(spec)
+            device = torch.device("meta") if problem else _units(spec)[0].weight.device
+        if problem is None and device.type != "cuda":
+            return f"onchip: expected a network on a GPU, got one on {device}"
+        return problem
 
-    compiler()  # which may fail
-    count = torch.cuda.get_device_properties(device).multi_processor_count
-    limits = Device(shared_limit(device), count, overlaps=major >= 9, clusters=major >= 9)
-    return partial(load, device=device), limits
+    def build(
+        self, spec: BlockSpec | NetworkSpec, example: CallArgs = NO_CONTEXT
+    ) -> Runner | NetworkRunner:
+        """Return a runner of a block, or of a network.
 
+        Raises:
+            Unsupported: It cannot run it, the GPU is too old, or there is no compiler.
 
-def check(block: FoldedBlock) -> None:
-    """Refuse what the kernel does not know."""
-    dtype, head, units = block.weight.dtype, block.head, len(block.units)
-    if dtype not in (torch.bfloat16, torch.float16):
-        raise Unsupported(f"onchip: expected a network in half precision (bfloat16 or float16), got {dtype}")
-    if head is not None and head.pooled_norm is not None:
-        raise Unsupported("onchip: expected heads without batch norm")
-    if head is not None and head.group > 1:
-        patch = f"{head.group}×{head.group}"
-        raise Unsupported(f"onchip: expected a decision for every pixel or image, got one for {patch} pixels")
-    if block.channels not in CHANNELS:
-        wanted = ", ".join(map(str, CHANNELS))
-        raise Unsupported(f"onchip: expected channels among {wanted}; got {block.channels}")
-    if units > 255:
-        raise Unsupported(f"onchip: expected no more than 255 units a block, got {units}")
-    if block.heads and not isinstance(block.mode, Thresholded | Discrete):
-        raise Unsupported(f"onchip: expected the mode thresholded or discrete, got {block.mode}")
-
-
-class Kernels:
-    """Blocks as the kernel wants them; ``load`` makes a kernel of a plan. Threads may share it."""
-
-    rows = 2  # the dimension of inputs that is their height; the next is their width
-
-    def __init__(self, weights: Sequence[Weights], load: Callable[[Plan], Kernel], device: Device) -> None:
-        self.weights, self.load, self.device = weights, load, device
-        self.loaded: dict[Plan, Kernel | str] = {}  # or why it cannot be
-        self._loading = threading.Lock()
-        self.kernels: dict[tuple[int, int, int], list[tuple[Plan, Kernel]]] = {}
-        self.calls: dict[tuple[torch.Size, tuple[int, ...]], Call | str] = {}  # or why there is none
-
-    def candidates(self, height: int, width: int, batch: int) -> list[list[Plan]]:
-        """Return ways to run each block for so many inputs of this size, the likeliest first."""
-        raise NotImplementedError
-
-    def size_of(self, images: Tensor) -> tuple[int, int, int]:
-        """Return the height and width of the inputs, and how many there are."""
-        return images.size(self.rows), images.size(self.rows + 1), len(images)
-
-    @property
-    def direct(self) -> bool:
-        """Whether it starts so little that a CUDA graph would gain nothing: a kernel a block.
-
-        Without a graph, outputs are written where the caller has them. Samples are drawn by many kernels.
         """
-        return not any(weights.draws for weights in self.weights)
-
-    def prepare(self, height: int, width: int, batch: int) -> list[tuple[Plan, Kernel]]:
-        """Return the kernels for so many inputs of this size, compiled at the first."""
-        size = (height, width, batch)
-        if size not in self.kernels:
-            by_block = self.candidates(*size)
-            self._load_all(plans[0] for plans in by_block)  # at once; others only where these cannot be
-            self.kernels[size] = [self._first_loaded(plans) for plans in by_block]
-        return self.kernels[size]
-
-    def _first_loaded(self, plans: Sequence[Plan]) -> tuple[Plan, Kernel]:
-        for plan in plans:
-            self._load_all([plan])
-            kernel = self.loaded[plan]
-            if not isinstance(kernel, str):
-                return plan, kernel
-        raise Unsupported(str(self.loaded[plans[0]]))
-
-    def _with_kernels(self, plans: Sequence[Plan]) -> list[tuple[Plan, Kernel]]:
-        """Return those of the plans that can be loaded: one of them, at least."""
-        self._load_all(plans)
-        loaded = [(plan, self.loaded[plan]) for plan in plans]
-        found = [(plan, kernel) for plan, kernel in loaded if not isinstance(kernel, str)]
-        if not found:
-            raise Unsupported(str(loaded[0][1]))
-        return found
-
-    def _load_all(self, plans: Iterable[Plan]) -> None:
-        with self._loading:
-            new = [plan for plan in dict.fromkeys(plans) if plan not in self.loaded]
-            if new:
-                with ThreadPoolExecutor(8) as pool:  # each takes seconds to compile
-                    self.loaded.update(zip(new, pool.map(self._load, new), strict=True))
-
-    def _load(self, plan: Plan) -> Kernel | str:
-        try:
-            return self.load(plan)
-        except Unsupported as problem:
-            return str(problem)
-
-    def tune(self, images: Tensor) -> None:
-        """For inputs of this size, take the kernels that are the fastest with these."""
-        size = self.size_of(images)
-        by_block = self.candidates(*size)
-        self._load_all(plan for plans in by_block for plan in plans)
-        chosen, u = [], images
-        for plans, weights in zip(by_block, self.weights, strict=True):
-            ways = {str(i): way for i, way in enumerate(self._with_kernels(plans))}
-            calls = {name: Call([(*way, weights)], u) for name, way in ways.items()}
-            best = "0"
-            if len(ways) > 1:
-                runs: dict[str, Callable[[], object]] = {
-                    name: partial(call, u) for name, call in calls.items()
-                }
-                if not weights.draws:  # from generators, of which a graph would have to know
-                    runs = {name: replayed(run, u.device) for name, run in runs.items()}
-                seconds = interleaved(runs, seconds=0.1, most=50)
-                best = min(ways, key=seconds.__getitem__)
-            chosen.append(ways[best])
-            u, _ = calls[best](u)
-        self.kernels[size] = chosen
-        self.calls.clear()
-
-    def __call__(self, images: Tensor) -> Outputs:
-        """Run the blocks."""
-        layout = images.shape, images.stride()
-        call = self.calls.get(layout)
-        if call is None:
-            call = self._prepared(images)
-            if len(self.calls) >= MOST_CALLS:
-                self.calls.clear()
-            self.calls[layout] = call
-        if isinstance(call, str):
-            raise Unsupported(call)
-        return call(images)
-
-    def _prepared(self, images: Tensor) -> Call | str:
-        try:
-            kernels = self.prepare(*self.size_of(images))
-        except Unsupported as problem:
-            return str(problem)
-        return Call([(*each, weights) for each, weights in zip(kernels, self.weights, strict=True)], images)
+        problem = self.supports(spec, example)
+        if problem is not None:
+            raise Unsupported(problem)
+        if isinstance(spec, NetworkSpec):
+            return OnChipNetwork(spec, *on_device(spec.device))
+        return OnChipBlock(spec, *on_device(_units(spec)[0].weight.device))
 
 
-class OnChip(Kernels):
-    """A whole network, from images to logits."""
+def network_problem(spec: NetworkSpec) -> str | None:
+    """Return why the kernels cannot run a network, apart from the device; None if they can."""
+    for number, block in enumerate(spec.blocks):
+        # norms may be more exact than the rest: they are folded in double precision
+        problem = conv_block_problem(block, one_precision=False) or kernel_problem(block)
+        if problem is not None:
+            return problem
+        units = _units(block)
+        changes = (units[0].stride, 2 * units[0].padding)
+        if changes != ((2, units[0].channels) if number else (1, 0)):
+            return "onchip: expected a first block of stride 1, and others that double the channels"
+    stem = spec.stem.weight
+    if spec.stem.stride != 1 or tuple(stem.shape[1:]) != (3, 3, 3):
+        return f"onchip: expected a stem of 3×3 for three colours, got {tuple(stem.shape)}"
+    return None
 
-    def __init__(
-        self, net: ResNet, blocks: Sequence[FoldedBlock], load: Callable[[Plan], Kernel], device: Device
-    ) -> None:
-        self.config, self.dtype = net.config, net.stem.weight.dtype
-        self.stem, self.last = pack_stem(net.stem), pack_last(net.norm, net.classifier)
-        common = {"stem": self.stem.data_ptr(), "last": self.last.data_ptr()}
-        super().__init__([Weights(block, common) for block in blocks], load, device)
-        self.candidates(net.config.image_size, net.config.image_size, 1)  # which may fail
 
-    def candidates(self, height: int, width: int, batch: int) -> list[list[Plan]]:
-        """Return ways to run each block for so many images of this size, the likeliest first."""
-        channels = tuple(weights.channels for weights in self.weights)
-        half = self.dtype == torch.float16
-        adaptive = any(weights.adaptive for weights in self.weights)
-        return candidates(channels, height, width, self.config.classes, half, adaptive, batch, self.device)
+def block_problem(spec: BlockSpec) -> str | None:
+    """Return why the kernel cannot run a single block, apart from the device; None if it can."""
+    problem = kernel_problem(spec)
+    if problem is not None:
+        return problem
+    first = _units(spec)[0]
+    same, doubled = (first.stride, first.padding) == (1, 0), 2 * first.padding == first.channels > 16
+    if not (same or (first.stride == 2 and doubled)):
+        return (
+            "onchip: expected a first unit of stride 1, or one of stride 2 that doubles 16 channels or more; "
+            f"got stride {first.stride} from {first.channels - first.padding} to {first.channels}"
+        )
+    return None
+
+
+def kernel_problem(spec: BlockSpec) -> str | None:
+    """Return what the kernel does not know of a block of convolutional units; None if it knows all."""
+    units, heads = _units(spec), spec.conv_heads or ()
+    dtype, channels = units[0].weight.dtype, units[0].channels
+    if dtype not in (torch.bfloat16, torch.float16):
+        return f"onchip: expected a network in half precision (bfloat16 or float16), got {dtype}"
+    if units[0].bottleneck:
+        return "onchip: expected units of two 3×3 convolutions, got bottlenecks"
+    if any(head.pooled_norm is not None for head in heads):
+        return "onchip: expected heads without batch norm"
+    if heads and heads[0].group > 1:
+        patch = f"{heads[0].group}×{heads[0].group}"
+        return f"onchip: expected a decision for every pixel or image, got one for {patch} pixels"
+    if channels not in CHANNELS:
+        return f"onchip: expected channels among {', '.join(map(str, CHANNELS))}; got {channels}"
+    if len(units) > 255:
+        return f"onchip: expected no more than 255 units a block, got {len(units)}"
+    if heads and not isinstance(spec.mode, Thresholded | Discrete):
+        return f"onchip: expected the mode thresholded or discrete, got {spec.mode}"
+    return None
+
+
+def _units(spec: BlockSpec) -> tuple[ConvUnit, ...]:
+    units = spec.conv_units
+    assert units is not None  # or there is a problem
+    return units
+
+
+ONCHIP = OnChip()

@@ -178,7 +178,9 @@ template <bool DETAILED> DEVICE bool decide_by(const Args& a, int unit) {
                 if (a.bounds) bound = a.bounds[place];
                 if (a.probs) a.probs[place] = a.keep_logits ? logits[i] : __fdividef(1, 1 + __expf(-logits[i]));
             }
-            const unsigned gone = __ballot_sync(~0u, active && logits[i] > bound);
+            // minus infinity, which is below all other numbers, is exceeded by whatever the logit is
+            const bool always = bound < -3.402823466e38f;
+            const unsigned gone = __ballot_sync(~0u, active && (logits[i] > bound || always));
             if (gone == 0) continue;
             halted = true;
             if (gone >> lane & 1) at<unsigned char>(STEPS + pixel) = unit + 1;

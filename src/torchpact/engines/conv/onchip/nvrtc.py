@@ -14,7 +14,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-from torchpact.engines.block_spec import Unsupported
+from torchpact.engines.base import Unsupported
 from torchpact.engines.conv.onchip.plan import Plan
 from torchpact.files import user_cache, write_whole
 

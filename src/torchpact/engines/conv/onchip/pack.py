@@ -6,8 +6,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from torchpact.engines.block_spec import as_matrix, fold_norm
-from torchpact.nn.conv_units import HaltingHead, ResidualUnit
+from torchpact.engines.conv.support import as_matrix
+from torchpact.specs import Conv, ConvHead, ConvUnit, Norm
 
 AHEAD = 6
 """Steps of 16 inputs that the kernel may read ahead, and so beyond the last."""
@@ -33,36 +33,37 @@ def fragments(matrix: Tensor) -> Tensor:
     return packed.reshape(k // 16, n // 16, 32, 8).contiguous()
 
 
-def pack_convolutions(units: Sequence[ResidualUnit]) -> Tensor:
+def pack_convolutions(units: Sequence[ConvUnit]) -> Tensor:
     """Return the weights of both convolutions of every unit, one after the other, and what is read beyond."""
-    convs = [conv for unit in units for conv in (unit.conv1, unit.conv2)]
-    packed = [fragments(as_matrix(conv.weight.detach())).flatten() for conv in convs]
+    convs = [conv for unit in units for conv in unit.convs]
+    packed = [fragments(as_matrix(conv.weight)).flatten() for conv in convs]
     return torch.cat([*packed, packed[0].new_zeros(AHEAD * 16 * len(convs[-1].weight))])
 
 
-def pack_norms(units: Sequence[ResidualUnit]) -> Tensor:
+def pack_norms(units: Sequence[ConvUnit]) -> Tensor:
     """Return [units][4 · channels]: scale and shift of the first batch norm, then those of the second."""
-    channels = units[-1].conv2.weight.size(0)
+    channels = units[-1].channels
     rows = []
     for unit in units:
-        first = F.pad(torch.cat(fold_norm(unit.norm1)), (0, 2 * (channels - unit.norm1.num_features)))
-        rows.append(torch.cat([first, *fold_norm(unit.norm2)]))
+        first, second = unit.norms
+        before = F.pad(torch.cat([first.scale, first.shift]), (0, 2 * (channels - len(first.scale))))
+        rows.append(torch.cat([before, second.scale, second.shift]))
     return torch.stack(rows).float()
 
 
-def scaled_taps(head: HaltingHead) -> Tensor:
+def scaled_taps(head: ConvHead) -> Tensor:
     """Return the taps of a head as multiples of ``TAP_UNIT``; those of float16 as they are.
 
     That is exact, but infinite beyond 2^112. float16 has too few exponents: there the kernel scales the
     products. A head that decides for images has none, which is to say zeros.
     """
-    if head.conv is None:
-        return head.linear.weight.new_zeros(1, head.linear.in_features, 3, 3)
-    taps = head.conv.weight.detach()
+    taps = head.taps
+    if taps is None:
+        return head.pool.new_zeros(1, head.pool.size(1), 3, 3)
     return taps if taps.dtype == torch.float16 else taps / TAP_UNIT
 
 
-def pack_heads(heads: Sequence[HaltingHead]) -> Tensor:
+def pack_heads(heads: Sequence[ConvHead]) -> Tensor:
     """Return [heads][2][channels / 16][32 lanes][8]: fragments of what pixels are multiplied with.
 
     A column has the taps, or zeros, by which a pixel adds to a neighbour's logit: columns 2 q, 2 q + 1 and
@@ -72,7 +73,7 @@ def pack_heads(heads: Sequence[HaltingHead]) -> Tensor:
     """
     packed = []
     for head in heads:
-        taps, pool = scaled_taps(head)[0].flip(1, 2), head.linear.weight.detach()[0]
+        taps, pool = scaled_taps(head)[0].flip(1, 2), head.pool[0]
         for lower in range(2):
             rows = F.pad(taps, (0, 1, lower, 1 - lower))  # (channels, q, three columns and one more)
             rows[:, lower, 3] = pool
@@ -81,7 +82,7 @@ def pack_heads(heads: Sequence[HaltingHead]) -> Tensor:
     return matrices
 
 
-def pack_pools(heads: Sequence[HaltingHead]) -> Tensor:
+def pack_pools(heads: Sequence[ConvHead]) -> Tensor:
     """Return [heads][channels + 4]: the weights of the mean, then the bias and three zeros.
 
     The kernel adds up whole numbers, of which none is NaN: with taps that are not finite once they are
@@ -90,18 +91,18 @@ def pack_pools(heads: Sequence[HaltingHead]) -> Tensor:
     rows = []
     for head in heads:
         known = scaled_taps(head).isfinite().all()
-        bias = head.linear.bias.detach().where(known, torch.nan)
-        rows.append(torch.cat([head.linear.weight.detach()[0], F.pad(bias, (0, 3))]).float())
+        bias = head.bias.where(known, torch.nan)
+        rows.append(torch.cat([head.pool[0], F.pad(bias, (0, 3))]).float())
     return torch.stack(rows)
 
 
-def pack_stem(stem: nn.Conv2d) -> Tensor:
+def pack_stem(stem: Conv) -> Tensor:
     """Return the weights of the stem with four inputs, the last of them zero, and twelve taps."""
-    weight = F.pad(stem.weight.detach(), (0, 0, 0, 0, 0, 1))
+    weight = F.pad(stem.weight, (0, 0, 0, 0, 0, 1))
     return fragments(F.pad(as_matrix(weight), (0, 0, 0, 12))).flatten()
 
 
-def pack_last(norm: nn.BatchNorm2d, classifier: nn.Linear) -> Tensor:
+def pack_last(norm: Norm, classifier: nn.Linear) -> Tensor:
     """Return scale and shift of the last batch norm, then the classifier."""
-    parts = [*fold_norm(norm), classifier.weight.detach(), classifier.bias.detach()]
+    parts = [norm.scale, norm.shift, classifier.weight.detach(), classifier.bias.detach()]
     return torch.cat([part.flatten().float() for part in parts])

@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
-from torchpact.engines.block_spec import Unsupported
+from torchpact.engines.base import Unsupported
 
 WIDEST, HIGHEST = 32, 255
 """Pixels in a row of a map, which is the bits of a word, and rows."""

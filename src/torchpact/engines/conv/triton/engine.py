@@ -1,4 +1,4 @@
-"""The sparse engine for GPUs: Triton kernels over lists of active pixels, without a word from the host.
+"""The engine "gpu", sparse on GPUs: Triton kernels over lists of active pixels, without a word from the host.
 
 An iteration is three kernels: heads decide at active pixels, and lists are made; the first convolution runs
 at pixels near active ones, the second at those themselves. Bottlenecks have a third one, like the second.
@@ -9,15 +9,20 @@ Half precision and single; see gpu_kernels and gpu_lists.
 """
 
 import importlib.util
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
+from torchpact.core.call_args import CallArgs
 from torchpact.core.modes import Discrete, Thresholded
 from torchpact.core.ponder import Ponder, decisions_only
-from torchpact.engines.block_spec import FoldedBlock, FoldedUnit, Runner, Unsupported
+from torchpact.core.state import State
+from torchpact.engines.base import NO_CONTEXT, Engine, Runner, Unsupported
+from torchpact.engines.conv.folded import FoldedUnit
+from torchpact.engines.conv.support import bounds_of, conv_block_problem, decides_per_pixel
 from torchpact.engines.conv.triton.tiles import (
     FROZEN,
     RAISING,
@@ -29,33 +34,64 @@ from torchpact.engines.conv.triton.tiles import (
     warps_for,
 )
 from torchpact.engines.conv.triton.weights import Head, Unit, pack_heads
+from torchpact.nn.conv_units import join_patches
+from torchpact.specs import BlockSpec, ConvUnit, NetworkSpec
+from torchpact.specs.blocks import Bounds
 
 SHARED_MEMORY = 64 * 1024
 """Bytes that a program may have where the device does not tell."""
 
 
-def build(block: FoldedBlock) -> Runner:
-    """Return a runner for a block with a decision for every pixel."""
-    device, channels, head = block.weight.device, block.channels, block.head
-    if head is None or head.conv is None or head.norm is not None or head.group > 1:
-        raise Unsupported("gpu: expected a decision for every pixel, by heads without batch norm")
-    if len(block.units) < 2:
-        raise Unsupported(f"gpu: expected a block of at least two units, got {len(block.units)}")
-    if block.units[0].padding < 0:
-        raise Unsupported("gpu: expected a first unit that makes no fewer channels than it is given")
-    if not isinstance(block.mode, Thresholded | Discrete):
-        raise Unsupported(f"gpu: expected the mode thresholded or discrete, got {block.mode}")
-    if channels % 16 or block.weight.size(0) % 16:
-        least = channels if channels % 16 else block.weight.size(0)
-        raise Unsupported(f"gpu: expected channels in multiples of 16, got {least}")
-    if importlib.util.find_spec("triton") is None:
-        raise Unsupported("gpu: expected the package triton to be installed")
-    if device.type != "cuda":
-        raise Unsupported(f"gpu: expected a network on a GPU, got one on {device}")
-    return SparseGPUBlock(block)
+class TritonEngine(Engine):
+    """Blocks of residual units on a GPU with a decision for every pixel."""
+
+    name = "gpu"
+    devices = ("cuda",)
+    tolerance: ClassVar[Mapping[torch.dtype, float]] = {
+        torch.float32: 1e-5,
+        torch.float16: 1e-2,
+        torch.bfloat16: 1e-2,
+    }
+
+    def supports(self, spec: BlockSpec | NetworkSpec, example: CallArgs) -> str | None:
+        """Return None if it can run a block, or one line that says why not."""
+        if isinstance(spec, NetworkSpec):
+            return "gpu: expected a block, got a network"
+        problem = conv_block_problem(spec)
+        if problem is not None:
+            return problem
+        units = spec.conv_units
+        assert units is not None  # as there is no problem
+        weight, channels = units[0].weight, units[0].channels
+        if not decides_per_pixel(spec):
+            return "gpu: expected a decision for every pixel, by heads without batch norm"
+        if units[0].padding < 0:
+            return "gpu: expected a first unit that makes no fewer channels than it is given"
+        if not isinstance(spec.mode, Thresholded | Discrete):
+            return f"gpu: expected the mode thresholded or discrete, got {spec.mode}"
+        if channels % 16 or weight.size(0) % 16:
+            least = channels if channels % 16 else weight.size(0)
+            return f"gpu: expected channels in multiples of 16, got {least}"
+        if importlib.util.find_spec("triton") is None:
+            return "gpu: expected the package triton to be installed"
+        if weight.device.type != "cuda":
+            return f"gpu: expected a network on a GPU, got one on {weight.device}"
+        return None
+
+    def build(self, spec: BlockSpec | NetworkSpec, example: CallArgs = NO_CONTEXT) -> "SparseGPUBlock":
+        """Return a runner of a block.
+
+        Raises:
+            Unsupported: It cannot run it.
+        """
+        problem = self.supports(spec, example)
+        if problem is not None:
+            raise Unsupported(problem)
+        assert isinstance(spec, BlockSpec)
+        return SparseGPUBlock(spec)
 
 
-class SparseGPUBlock:
+class SparseGPUBlock(Runner):
     """A block that computes convolutions at active pixels only.
 
     The first unit, which runs everywhere, is computed by the same kernels if ``own_first`` and 16 divides the
@@ -65,36 +101,40 @@ class SparseGPUBlock:
 
     def __init__(
         self,
-        block: FoldedBlock,
+        spec: BlockSpec,
         *,
         tiles: Sequence[Tiles] | None = None,
         own_first: bool = True,
         region: tuple[int, int] | None = None,
         frozen: int = FROZEN,
     ) -> None:
-        self.mode, self.details, self.channels = block.mode, block.details, block.channels
-        self.first = block.units[0]
-        self.units = [Unit(unit) for unit in block.units[1:]]
-        self.heads = pack_heads(block.heads[: len(self.units)])
-        fits = self.first.weight1.size(1) % 16 == 0
-        self.own_first = Unit(self.first) if own_first and fits else None
+        units, heads = spec.conv_units, spec.conv_heads
+        assert units is not None  # as the engine has seen
+        assert heads is not None
+        first, last, dtype = units[0], units[-1], units[0].weight.dtype
+        self.mode, self.details, self.channels = spec.mode, spec.keeps_details, first.channels
+        self.first, self.stride = FoldedUnit(first), first.stride
+        self.units = [Unit(unit) for unit in units[1:]]
+        self.heads = pack_heads(heads)
+        fits = first.weight.size(1) % 16 == 0
+        self.own_first = Unit(first) if own_first and fits else None
         self.region, self.frozen = region, frozen
         self.processors, self.room = 1, SHARED_MEMORY
-        if block.weight.device.type == "cuda":
-            device = torch.cuda.get_device_properties(block.weight.device)
+        if first.weight.device.type == "cuda":
+            device = torch.cuda.get_device_properties(first.weight.device)
             self.processors = device.multi_processor_count
             self.room = getattr(device, "shared_memory_per_block_optin", self.room)
-        self.single = block.weight.dtype == torch.float32
-        self.tiles, self.first_tiles = (self._cut(unit, tiles) for unit in (block.units[-1], self.first))
-        self.widths = [weight.size(1) for weight, _ in block.units[-1].convolutions]
+        self.single = dtype == torch.float32
+        self.tiles, self.first_tiles = (self._cut(unit, tiles) for unit in (last, first))
+        self.widths = [weight.size(1) for weight, _ in last.convolutions]
         # a first convolution of 1×1 looks at no neighbours, and may activate what it reads by itself
-        self.bottleneck = block.bottleneck
-        self.raises = block.bottleneck and block.channels <= RAISING
+        self.bottleneck = first.bottleneck
+        self.raises = self.bottleneck and self.channels <= RAISING
         # products of pixels with the taps of a head lie apart for every so many channels
         self.part = self.tiles[-1].outputs
         self.precision = "ieee" if self.single and not torch.backends.cudnn.allow_tf32 else "tf32"
 
-    def _cut(self, unit: FoldedUnit, tiles: Sequence[Tiles] | None) -> list[Tiles]:
+    def _cut(self, unit: ConvUnit, tiles: Sequence[Tiles] | None) -> list[Tiles]:
         """How the convolutions of a unit are cut up: as given, the last of these also for others."""
         cut = []
         for index, (weight, _) in enumerate(unit.convolutions):
@@ -107,9 +147,12 @@ class SparseGPUBlock:
         return min(channels & -channels, 64 if self.single else 256)
 
     @torch.no_grad()
-    def __call__(self, u: Tensor) -> tuple[Tensor, Ponder | None]:
+    def __call__(
+        self, u: State, context: CallArgs = NO_CONTEXT, bounds: Bounds = None
+    ) -> tuple[State, Ponder | None]:
         """Run the block."""
-        run = _Run(self, u)
+        assert isinstance(u, Tensor)
+        run = Run(self, join_patches(u), bounds)
         for index in range(len(self.units)):
             run.advance(index)
             run.residual(index)
@@ -121,27 +164,25 @@ class SparseGPUBlock:
             return self.mode.noise(like.unsqueeze(1))
         return None
 
-    @property
-    def bound(self) -> float:
-        """What logits must exceed for a halt, unless noise decides."""
-        return self.mode.bound if isinstance(self.mode, Thresholded) else 0.0
 
-
-class _Run:
+class Run:
     """One run of a block: the maps, the lists, and what is known of every pixel."""
 
-    def __init__(self, block: SparseGPUBlock, u: Tensor) -> None:
+    def __init__(self, block: SparseGPUBlock, u: Tensor, bounds: Bounds = None) -> None:
         from torchpact.engines.conv.triton import gpu_kernels
         from torchpact.engines.conv.triton import lists as gpu_lists
 
         self.block, self.kernels, self.lists = block, gpu_kernels, gpu_lists
+        count = len(block.heads)
+        # what logits must exceed, unless noise decides
+        self.bounds = bounds_of(block.mode, bounds, count) or (0.0,) * count
         self.width = block.heads[0].columns.size(1)
         given = u if block.own_first else block.first(u)
         # of a size of its own, so that what cuDNN has made may be changed in place
         self.u = given.permute(0, 2, 3, 1).contiguous()
         given = self.u
         if block.own_first:
-            stride = block.first.stride
+            stride = block.stride
             size = (-(-given.size(1) // stride), -(-given.size(2) // stride))
             self.u = given.new_empty(len(given), *size, block.channels)
         # what each convolution reads: the first the unit's activated input, unless it activates that by
@@ -232,7 +273,7 @@ class _Run:
         self.lists.advance[(self.regions * self.share,)](
             self.u, self.products[index % 2], self.pools, head.bias, block.noise(self.log_q),
             self.goes_on[index % 2], self.goes_on[(index + 1) % 2],
-            self.steps, self.cost, *self.details, self.log_q, index + 1, len(block.units) + 1, block.bound,
+            self.steps, self.cost, *self.details, self.log_q, index + 1, len(block.units) + 1, self.bounds[index],
             unit.scale, unit.shift, self.raised, after.columns if after else head.columns, products,
             self.near, self.active, self.frozen, self.counts[index, :2].view(torch.int64),
             self.pixels, height, width,
@@ -295,3 +336,6 @@ class _Run:
             cost=cost,
             log_prob=None if self.log_q is None else self.log_q.unsqueeze(1),
         )
+
+
+GPU = TritonEngine()

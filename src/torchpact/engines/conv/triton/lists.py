@@ -147,7 +147,8 @@ def _note(  # type: ignore[no-untyped-def]
             log += tl.load(log_q + pixel, mask=there, other=0.0)
         tl.store(log_q + pixel, log, mask=asked)
     else:
-        go = ~(logit > bound)  # also where it is NaN, as dense modes have it
+        # also where it is NaN, as dense modes have it; minus infinity is exceeded by all
+        go = ~((logit > bound) | (bound == float("-inf")))
     if probs is not None:
         so_far, left = tl.full((P,), 1.0, tl.float32), 1 / (1 + tl.exp(logit))
         stride = tl.zeros((P,), tl.int64) + pixels

@@ -7,14 +7,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from torchpact.engines.block_spec import FoldedUnit, as_matrix
-from torchpact.nn.conv_units import HaltingHead
+from torchpact.engines.conv.support import as_matrix
+from torchpact.specs import ConvHead, ConvUnit
 
 
 class Unit:
     """The weights of a unit as the kernels want them."""
 
-    def __init__(self, unit: FoldedUnit) -> None:
+    def __init__(self, unit: ConvUnit) -> None:
         self.scale, self.shift = (x.flatten().float().contiguous() for x in (unit.scale, unit.shift))
         self.convolutions = [
             (as_matrix(weight), None if bias is None else bias.float(), weight.size(2) * weight.size(3))
@@ -31,13 +31,13 @@ class Head(NamedTuple):
     bias: Tensor
 
 
-def pack_heads(heads: Sequence[HaltingHead]) -> list[Head]:
+def pack_heads(heads: Sequence[ConvHead]) -> list[Head]:
     """Return them for the heads of a block."""
-    pools, made = [head.linear.weight.detach().T for head in heads], []
+    pools, made = [head.pool.T for head in heads], []
     width = max(16, 1 << (8 + len(heads)).bit_length())  # alike for all, or kernels would be compiled anew
     for index, head in enumerate(heads):
-        assert head.conv is not None
-        columns = torch.cat([head.conv.weight.detach()[0].flatten(1), *pools[index:]], 1)
-        bias = head.linear.bias.detach().float().flatten().contiguous()
+        assert head.taps is not None
+        columns = torch.cat([head.taps[0].flatten(1), *pools[index:]], 1)
+        bias = head.bias.float().flatten().clone()
         made.append(Head(F.pad(columns, (0, width - columns.size(1))).contiguous(), bias))
     return made
