@@ -1,6 +1,6 @@
 """Rules about names, checked on syntax trees: what a module may take from another one of ours.
 
-Sources are given as a mapping from names of modules to their text, so that the rules can be tried on small ones.
+Sources are a mapping from names of modules to their text, so that the rules can be tried on small ones.
 A violation is ``module:line: what is wrong``.
 """
 
@@ -16,10 +16,27 @@ FOREIGN = {
     "_replace": "named tuples",
     "_fields": "named tuples",
     "_asdict": "named tuples",
+    # huggingface_hub's
+    "_hub_mixin_info": "ModelHubMixin",
     # torch's
     "_C": "torch",
     "_functorch": "torch.func",
     "_version": "counts changes of a tensor in place",
+    "_foreach_copy_": "torch, for many tensors at once",
+    "_foreach_sub": "torch, for many tensors at once",
+    "_foreach_add_": "torch, for many tensors at once",
+    "_foreach_addcmul_": "torch, for many tensors at once",
+    "_inductor": "torch.compile's options",
+    "_dynamo": "torch.compile's limits",
+    "_orig_mod": "the module that torch.compile wraps",
+    "_len_torch_dispatch_stack": "whether a TorchDispatchMode is on",
+    "_cuda_getCurrentRawStream": "the stream for kernels of our own",
+    "_cuda_getDevice": "the device for kernels of our own",
+    "_cdata": "tells storages apart",
+    "_validate_args": "torch.distributions",
+    "_validate_sample": "torch.distributions",
+    "_get_checked_instance": "torch.distributions",
+    "_check_input_dim": "torch's batch norms",
     "_apply": "nn.Module, overridden",
     "_parameters": "nn.Module",
     "_buffers": "nn.Module",
@@ -47,11 +64,6 @@ def is_private(name: str) -> bool:
 
 def is_ours(module: str) -> bool:
     return module.split(".")[0] in OURS
-
-
-def room(module: str) -> str:
-    """Return the package that a module is in."""
-    return module.rpartition(".")[0]
 
 
 def private_names(sources: Sources, foreign: Mapping[str, str] = FOREIGN) -> list[str]:
@@ -156,6 +168,46 @@ def class_assignments(sources: Sources) -> list[str]:
             if "__class__" in names:
                 found.append(f"{module}:{getattr(node, 'lineno', 0)}: __class__ is assigned")
     return found
+
+
+def private_imports(
+    sources: Sources, package: str, rooms: list[str], allowed: Mapping[str, str]
+) -> list[str]:
+    """Find what modules of a package import that is not public.
+
+    Args:
+        sources: All modules.
+        package: Whose imports are looked at; what it imports from itself is its own business.
+        rooms: Modules whose ``__all__`` is public; a name in one is to be imported from there.
+        allowed: Other modules that may be imported from, and why.
+
+    """
+    public = {room: exported(sources, room) for room in rooms if room in sources}
+    found = []
+    for module, text in sources.items():
+        if module.split(".")[0] != package:
+            continue
+        for line, source, name in _imports_of_ours(ast.parse(text)):
+            if source.split(".")[0] == package or (not name and source in (*rooms, *allowed)):
+                continue
+            homes = [room for room, names in public.items() if name in names]
+            if source in homes or (not homes and (source in allowed or f"{source}.{name}" in allowed)):
+                continue
+            better = f"import it from {homes[0]}" if homes else "which is not public"
+            found.append(f"{module}:{line}: imports {source} {name}: {better}")
+    return found
+
+
+def _imports_of_ours(tree: ast.AST) -> Iterator[tuple[int, str, str]]:
+    """Yield line, module and name of all imports of ours; no name where the module itself is imported."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module and not node.level and is_ours(node.module):
+            for alias in node.names:
+                yield node.lineno, node.module, alias.name
+        elif isinstance(node, ast.Import):
+            for alias in node.names:
+                if is_ours(alias.name):
+                    yield node.lineno, alias.name, ""
 
 
 def exported(sources: Sources, package: str) -> set[str]:

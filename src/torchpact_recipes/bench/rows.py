@@ -9,14 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from torchpact.core.modes import Mode
-from torchpact.core.overrides import use_mode
+from torchpact import Mode, count_flops, use_mode
 from torchpact.engines import ENGINES, Deployed, FoldedBlock, Runner, Unsupported, deploy
 from torchpact.engines.graphs import Graphed, repeatable
 from torchpact.engines.registry import ON_REQUEST, default_engines, tuned
 from torchpact.engines.timing import in_turns, interleaved
+from torchpact.flops import flops_from_ponders, max_flops
 from torchpact.flops.conv import block_flops, plain_flops
-from torchpact.flops.count import count_flops, flops_from_ponders, max_flops
 from torchpact.models import ResNet, ResNetConfig
 from torchpact_recipes.bench.blobs import block_with_blobs
 from torchpact_recipes.bench.bottleneck import PlainBottlenecks, bottlenecks_with_blobs

@@ -8,8 +8,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from torchpact.engines import FoldedBlock, Unsupported
-from torchpact.engines.conv.onchip import OnChip, build
-from torchpact.nn.resnet import ResNet
+from torchpact.engines.conv.onchip import OnChip
+from torchpact.models import ResNet, build
 from torchpact_recipes.training.compiling import compiled
 from torchpact_recipes.training.inputs import as_input, casting
 
@@ -63,7 +63,7 @@ class Teacher:
         if self.device.type == "cuda" and self.precision == "bf16":
             from torchpact_recipes.training.kernels.narrow_conv import with_narrow_convs
 
-            with_narrow_convs(self.model)
+            self.model = with_narrow_convs(self.model)
         return compiled(self.by_layers)
 
 

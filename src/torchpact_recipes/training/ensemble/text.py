@@ -6,12 +6,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from torchpact import AdaptiveRNN, Mode
 from torchpact.core.halting import steps_from_survival
-from torchpact.core.modes import Mode
 from torchpact.core.state import State
-from torchpact.nn.cells import HaltingUnit
-from torchpact.nn.rnn import AdaptiveRNN
-from torchpact.nn.sequence import SequenceNet
+from torchpact.models import HaltingUnit, SequenceNet
 from torchpact_recipes.training.ensemble.lstm import Reading, Weights, read_window
 from torchpact_recipes.training.ensemble.lstm_tape import Rule, rule_of
 
@@ -44,7 +42,7 @@ def can_read(model: SequenceNet) -> bool:
 
 
 def _fits(layer: AdaptiveRNN) -> bool:
-    known = layer._repeats or (
+    known = layer.never_halts or (
         type(layer.block.halting[0]) is HaltingUnit and rule_of(layer.block.mode) is not None
     )
     return known and type(layer.cell) is nn.LSTMCell and layer.cell.bias
@@ -68,10 +66,10 @@ def read_text(
     for index, (layer, state) in enumerate(zip(model.rnn.layers, states, strict=True)):
         assert isinstance(layer, AdaptiveRNN)
         mode = layer.block.mode
-        rule = None if layer._repeats else rule_of(mode)
+        rule = None if layer.never_halts else rule_of(mode)
         found = read_window(
             x,
-            _weights(weights, f"rnn.layers.{index}.block", repeats=layer._repeats),
+            _weights(weights, f"rnn.layers.{index}.block", repeats=layer.never_halts),
             state,
             layer.max_steps,
             rule or Rule(),
