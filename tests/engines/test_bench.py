@@ -11,9 +11,10 @@ import torchpact as tp
 from torchpact.cli import make_app
 from torchpact.engines import ENGINES, Unsupported
 from torchpact.engines.timing import in_turns
-from torchpact.flops.conv import block_flops, plain_flops
+from torchpact.flops.conv import conv_block_flops, plain_conv_flops
 from torchpact.flops.count import max_flops
 from torchpact.models import ResidualUnit, ResNetConfig
+from torchpact.specs import block_spec
 from torchpact_recipes.bench.blobs import block_with_blobs, with_blobs
 from torchpact_recipes.bench.bottleneck import bottlenecks_with_blobs
 from torchpact_recipes.bench.dense import dense_alternatives
@@ -144,15 +145,18 @@ def test_flops_of_bottlenecks_are_those_of_their_layers():
     u = net.enter(images)
     for block in net.blocks:
         size = block(u)[0].shape[2:]
-        assert plain_flops(block, *size) == tp.count_flops(torch.nn.Sequential(*block.steps), u).mean
+        assert (
+            plain_conv_flops(block_spec(block), *size)
+            == tp.count_flops(torch.nn.Sequential(*block.steps), u).mean
+        )
         corner = torch.ones(1, 1, *size, dtype=torch.long)
-        once = block_flops(block, corner, *size)
+        once = conv_block_flops(block_spec(block), corner, *size)
         corner[0, 0, 0, 0] = 2
         second, head = block.steps[1], block.halting[0]
         more = 4 * second.conv1.weight.numel() + second.conv2.weight.numel() + second.conv3.weight.numel()
         if len(block.halting) > 1:  # the pixel is asked once more
             more += head.conv.weight.numel() + head.linear.weight.numel()
-        assert block_flops(block, corner, *size) - once == 2 * more
+        assert conv_block_flops(block_spec(block), corner, *size) - once == 2 * more
         u, _ = block(u)
 
 
