@@ -163,9 +163,9 @@ class AdaptiveRNN(nn.Module):
         """Do what :meth:`forward` does; an engine has the packed sequences read in another way.
 
         Args:
-            input: As in :meth:`forward`.
-            state: As in :meth:`forward`.
-            lengths: As in :meth:`forward`.
+            input: As in :meth:`forward`, like ``state`` and ``lengths``.
+            state: What the sequences begin with.
+            lengths: Of the sequences.
             mode: What decides.
             bounds: What logits must exceed, for each of the L − 1 decisions, in thresholded mode.
             read: Reads the packed sequences; by default :meth:`read`.
