@@ -240,8 +240,7 @@ class AdaptiveRNN(nn.Module):
         """Run all L iterations of a single time step on input of shape (batch, features), halted or not.
 
         Returns their outputs, (L, batch, size), and the logits of their halting probabilities, (L, batch),
-        the last of them +∞: what an expectation over the iterations needs, as that of
-        :func:`~torchpact.ponder_loss`.
+        the last of them +∞, as :func:`~torchpact.ponder_loss` takes them.
 
         >>> rnn = AdaptiveRNN(nn.GRUCell(8 + 1, 16), max_steps=5)
         >>> outputs, logits = rnn.unroll(torch.randn(3, 8))
