@@ -30,7 +30,7 @@ SHAPES = ((16, 32), (32, 16), (64, 8))
 def norms(channels: int) -> tuple[nn.Module, Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]:
     """The parameters, our norm and torch's."""
     plain, ours = nn.BatchNorm2d(channels).cuda(), nn.BatchNorm2d(channels).cuda()
-    with_one_kernel_norms(ours)
+    ours = with_one_kernel_norms(ours)
     by_kernels: Any = ours.by_kernels
     return nn.ModuleList([ours, plain]), by_kernels, lambda x: F.relu(plain(x))
 
@@ -38,7 +38,7 @@ def norms(channels: int) -> tuple[nn.Module, Callable[[Tensor], Tensor], Callabl
 def heads(channels: int) -> tuple[nn.Module, Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]:
     """The same of halting heads."""
     plain, ours = HaltingHead(channels).cuda(), HaltingHead(channels).cuda()
-    with_one_kernel_heads(ours)
+    ours = with_one_kernel_heads(ours)
     by_kernels: Any = ours.by_kernels
     return nn.ModuleList([ours, plain]), by_kernels, plain
 

@@ -238,7 +238,7 @@ def test_norms_of_one_kernel_are_batch_norms(shape):
         nn.init.uniform_(tensor, 0.5, 1.5)
     ours.load_state_dict(plain.state_dict())
     plain.double()
-    with_one_kernel_norms(ours)
+    ours = with_one_kernel_norms(ours)
     for step in (ours.by_kernels, torch.compile(ours.by_kernels, fullgraph=True)):
         x = torch.randn(shape, device="cuda").bfloat16().contiguous(memory_format=torch.channels_last)
         x, wide = x.requires_grad_(), x.detach().double().requires_grad_()
@@ -259,7 +259,7 @@ def test_heads_of_one_kernel_are_heads(shape):
     plain, ours = (head.to(memory_format=torch.channels_last) for head in heads)
     ours.load_state_dict(plain.state_dict())
     plain.double()
-    with_one_kernel_heads(ours)
+    ours = with_one_kernel_heads(ours)
     for step in (ours.by_kernels, torch.compile(ours.by_kernels, fullgraph=True)):
         u = torch.randn(shape, device="cuda").bfloat16().contiguous(memory_format=torch.channels_last)
         u, wide = u.requires_grad_(), u.detach().double().requires_grad_()

@@ -15,8 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from torchpact.core.objective import map_loss
-from torchpact.core.overrides import use_mode
+from torchpact import map_loss, use_mode
 from torchpact.files import write_whole
 from torchpact.models import ResNet, ResNetConfig, build, warm_start
 from torchpact_recipes.data import Images, augment

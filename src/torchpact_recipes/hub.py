@@ -17,7 +17,7 @@ except ImportError:
         'expected the package huggingface_hub to be installed (pip install ".[hub]", from a clone)'
     ) from None
 
-from torchpact.nn.resnet import ResNet
+from torchpact.models import ResNet
 from torchpact_recipes import hub_files, zoo
 
 _CARD = """\

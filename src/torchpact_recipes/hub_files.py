@@ -10,10 +10,10 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
+from torchpact import Mode
 from torchpact.checks import one_line
-from torchpact.core.modes import MODES, Mode
-from torchpact.nn.resnet import ResNet, build
-from torchpact.nn.resnet_config import ResNetConfig
+from torchpact.core.modes import MODES
+from torchpact.models import ResNet, ResNetConfig, build
 
 FILES = ("config.json", "model.safetensors")
 FORMAT = "torchpact network 1"

@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from torchpact import models
-from torchpact.flops.count import max_flops
+from torchpact.flops import max_flops
 from torchpact.models import ResNetConfig, build
 from torchpact_recipes.training import TrainConfig
 from torchpact_recipes.training.titles import title

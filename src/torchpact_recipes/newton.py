@@ -14,8 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from torchpact.core.block import AdaptiveBlock
-from torchpact.core.objective import map_loss
+from torchpact import AdaptiveBlock, map_loss
 
 MAX_STEPS = 10
 TAU = 0.3

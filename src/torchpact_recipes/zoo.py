@@ -13,10 +13,8 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
-from torchpact.core.modes import Mode
-from torchpact.core.overrides import use_mode
-from torchpact.nn.resnet import ResNet
-from torchpact.nn.resnet_config import ResNetConfig
+from torchpact import Mode, use_mode
+from torchpact.models import ResNet, ResNetConfig
 from torchpact_recipes.training.checkpoint import load_model
 
 FOLDER = Path(__file__).parent / "weights"

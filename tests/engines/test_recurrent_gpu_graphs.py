@@ -8,7 +8,7 @@ import torch
 
 import torchpact as tp
 from tests.engines.recurrent_layers import CELLS, decided, lively, random, states
-from torchpact.engines.base import CallArgs
+from torchpact.core.call_args import CallArgs
 from torchpact.engines.recurrent import cluster as recurrent_cluster
 from torchpact.engines.recurrent import gpu as recurrent_gpu
 from torchpact.engines.recurrent.gpu import GPURecurrent

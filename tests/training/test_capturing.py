@@ -46,7 +46,7 @@ def test_an_iteration_waits_for_no_value(monkeypatch, name, method):
     """On the device "meta" there are none to wait for."""
     chosen = settings(name, method, cell="lstm")
     source = SequenceLearner(chosen, text=TEXTS.train)
-    source._turn_to_batch()
+    source.turn_to_batch()
     assert source._batch is not None
     inputs, targets, lengths = source._batch
     learner = SequenceLearner(chosen, "meta", TEXTS.train)

@@ -31,7 +31,7 @@ def pair(channels, dtype=torch.float):
     nn.init.uniform_(plain.running_var, 0.5, 2)
     ours = nn.BatchNorm2d(channels, eps=1e-3, momentum=0.1)
     ours.load_state_dict(plain.state_dict())
-    with_one_kernel_norms(ours)
+    ours = with_one_kernel_norms(ours)
     return plain, ours
 
 
@@ -110,7 +110,7 @@ def test_half_precision():
 
 def test_a_network_stays_what_it_is():
     model, plain = psact_resnet32(mode="thresholded"), psact_resnet32(mode="thresholded")
-    with_one_kernel_norms(model)
+    model = with_one_kernel_norms(model)
     assert all(type(m) is OneKernelNorm for m in model.modules() if isinstance(m, nn.BatchNorm2d))
     model.load_state_dict(plain.state_dict())
     assert model.state_dict().keys() == plain.state_dict().keys()

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torchpact.checks import at_least_single, readable
+from torchpact.checks import at_least_single, check_count, readable
 from torchpact.core import state
 from torchpact.core.modes import Mode, Thresholded, as_mode
 from torchpact.core.ponder import Ponder, decisions_only, ponder_of_logits
@@ -92,14 +92,18 @@ class HaltingLoop(NamedTuple):
             keeps_logits: Without, the ponder has decisions only.
 
         Raises:
-            ValueError: The mode is unknown, or compares nothing with the bounds.
+            ValueError: The mode is unknown, or compares nothing with the bounds; ``max_steps`` is below 1, or
+                there are not L − 1 bounds.
 
         """
         mode, learning = as_mode(mode), torch.is_grad_enabled()
+        check_count("max_steps", max_steps)
         if bounds is not None and not isinstance(mode, Thresholded):
             raise ValueError(f"expected the mode thresholded with thresholds, got {mode}")
         stops = mode.leaves and not learning if may_stop is None else may_stop
         fixed = None if bounds is None else tuple(bounds)
+        if fixed is not None and len(fixed) != max_steps - 1:
+            raise ValueError(f"expected {max_steps - 1} bounds for max_steps={max_steps}, got {len(fixed)}")
         rules = Rules(mode, max_steps, fixed, gated, interpolated, learning, stops, keeps_logits)
         return cls(rules)
 
@@ -131,7 +135,7 @@ class HaltingLoop(NamedTuple):
         assert self.steps is not None
         steps = self.steps.long()
         if not self.rules.keeps_logits:
-            return decisions_only(self.rules.max_steps, steps, steps.float())
+            return decisions_only(self.rules.max_steps, steps, steps.to(self.remaining.dtype))
         return ponder_of_logits(
             self.logits,
             self.rules.max_steps,
@@ -171,6 +175,9 @@ def advance(
     Returns:
         The loop after the step, and the state to go on with.
 
+    Raises:
+        ValueError: The loop has taken all of its steps, or there are no logits after a step before the last.
+
     Example:
         >>> loop = HaltingLoop.start("thresholded", max_steps=2)
         >>> u = torch.zeros(2, 1)
@@ -181,9 +188,15 @@ def advance(
 
     """
     rules = loop.rules
+    if loop.taken >= rules.max_steps:
+        raise ValueError(f"expected at most max_steps={rules.max_steps} steps, got one more")
     u = _held(loop, before, after, rules.gated if held is None else held)
     if loop.remaining is not None and loop.taken + 1 >= rules.max_steps:
         return loop._replace(taken=loop.taken + 1, gate=None), u
+    if logits is None and rules.max_steps > 1:
+        raise ValueError(
+            f"expected logits or a head after step {loop.taken + 1} of {rules.max_steps}, got None"
+        )
     given = at_least_single(_asked(logits, u))
     if loop.remaining is None:
         # Plain steps are what they are, whatever has halted: h of frozen states would give a wrong N, and
@@ -226,6 +239,10 @@ def decide(loop: HaltingLoop, logits: Tensor) -> tuple[HaltingLoop, Tensor | Non
         assert isinstance(rules.mode, Thresholded)  # as start has seen
         weight, remaining = rules.mode.halt(remaining, logits, bound=rules.bounds[loop.taken])
     gate = rules.mode.gate(remaining)
+    if (
+        rules.mode.hard and gate is not remaining
+    ):  # halted is halted, though a mode may keep some of the stick
+        remaining = torch.where(gate > 0, remaining, torch.zeros_like(remaining))
     kept = (*loop.logits, logits) if rules.keeps_logits else ()
     moved = HaltingLoop(rules, taken, remaining, gate, steps + (gate > 0), kept, loop.output, loop.frozen)
     return moved, weight

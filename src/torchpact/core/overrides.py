@@ -16,22 +16,41 @@ from torchpact.core.thresholds import Thresholds, as_thresholds
 _LOCK = threading.Lock()
 
 
+class _Setting:
+    """What one override has set on a block; it is open between ``__enter__`` and ``__exit__``."""
+
+    def __init__(self, owner: "_Override", values: tuple[Any, ...], entered: bool) -> None:
+        self.owner, self.values, self.entered = ref(owner), values, entered
+
+    @property
+    def forgotten(self) -> bool:
+        """Whether it can end no more, as that of a call without a ``with`` statement."""
+        return self.owner() is None
+
+    @property
+    def open(self) -> bool:
+        return self.entered and not self.forgotten
+
+
 class _Override:
     """Attributes of blocks, set at once, and put back when a ``with`` statement ends.
 
     Several may overlap, in threads of their own: whichever ends first, the block is left as it was before
-    all of them.
+    all of them, and the last to be entered counts. One that is never entered is permanent, but for a ``with``
+    statement around it.
     """
 
-    _open: ClassVar[WeakKeyDictionary[AdaptiveBlock, list["ref[_Override]"]]]
+    _chains: ClassVar[WeakKeyDictionary[AdaptiveBlock, tuple[tuple[Any, ...], list[_Setting]]]]
+    """What each block had before all settings, and these, the latest last."""
 
     def __init_subclass__(cls) -> None:
-        cls._open = WeakKeyDictionary()
+        cls._chains = WeakKeyDictionary()
 
     def __init__(self, model: nn.Module, wanted: Mapping[AdaptiveBlock, tuple[Any, ...]]) -> None:
         self._model, self._wanted = model, dict(wanted)
-        self._before: dict[AdaptiveBlock, tuple[Any, ...]] = {}
-        self._set()
+        self._depth = 0
+        with _LOCK:
+            self._set(entered=False)
 
     @staticmethod
     def _read(block: AdaptiveBlock) -> tuple[Any, ...]:
@@ -41,22 +60,36 @@ class _Override:
     def _write(block: AdaptiveBlock, values: tuple[Any, ...]) -> None:
         raise NotImplementedError
 
-    def _set(self) -> None:
-        with _LOCK:
-            for block, values in self._wanted.items():
-                self._before[block] = self._read(block)
-                self._write(block, values)
-                self._others(block).append(ref(self))
+    def _set(self, entered: bool) -> None:
+        for block, values in self._wanted.items():
+            base, settings = self._chain(block)
+            others = [each for each in settings if each.owner() is not self]
+            self._chains[block] = base, [*others, _Setting(self, values, entered)]
+            self._write(block, values)
 
-    def _others(self, block: AdaptiveBlock) -> list["ref[_Override]"]:
-        """Return those that have not ended, the latest last."""
-        alive = [each for each in self._open.get(block, []) if each() not in (None, self)]
-        self._open[block] = alive
-        return alive
+    def _chain(self, block: AdaptiveBlock) -> tuple[tuple[Any, ...], list[_Setting]]:
+        found = self._read(block)
+        base, settings = self._chains.get(block, (found, []))
+        if settings and not any(each.open for each in settings):
+            pairs = zip(found, settings[-1].values, strict=True)
+            if not all(a is b for a, b in pairs):  # set by hand since
+                return found, []
+        # of permanent ones in a row only the last counts
+        nexts = [*settings[1:], None]
+        settings = [
+            one
+            for one, after in zip(settings, nexts, strict=False)
+            if not one.forgotten or after is None or after.open
+        ]
+        if settings and settings[0].forgotten:
+            base = settings.pop(0).values
+        return base, settings
 
     def __enter__(self) -> nn.Module:
-        if not self._before:  # entered again
-            self._set()
+        with _LOCK:
+            self._depth += 1
+            if self._depth == 1:
+                self._set(entered=True)
         return self._model
 
     def __exit__(
@@ -66,16 +99,23 @@ class _Override:
         traceback: TracebackType | None,
     ) -> None:
         with _LOCK:
-            for block, before in self._before.items():
-                later = [each() for each in self._open.get(block, [])]
-                later = later[later.index(self) + 1 :] if self in later else []
-                self._others(block)
-                following = next((each for each in later if each is not None), None)
-                if following is None:
-                    self._write(block, before)
-                else:
-                    following._before[block] = before
-            self._before = {}
+            self._depth -= 1
+            if self._depth == 0:
+                for block in self._wanted:
+                    self._end(block)
+
+    def _end(self, block: AdaptiveBlock) -> None:
+        base, settings = self._chain(block)
+        start = next(i for i, each in enumerate(settings) if each.owner() is self)
+        end = start + 1
+        while end < len(settings) and not settings[end].open:  # permanent ones within
+            end += 1
+        del settings[start:end]
+        if settings:
+            self._chains[block] = base, settings
+        else:
+            del self._chains[block]
+        self._write(block, settings[-1].values if settings else base)
 
 
 class use_mode(_Override):

@@ -78,7 +78,7 @@ def mean_over_positions(values: Tensor, weights: Tensor | None = None) -> Tensor
 
     Args:
         values: One number for each position, of shape (batch, …).
-        weights: None for equal weights, or numbers that broadcast to ``values``.
+        weights: None for equal weights, or numbers that broadcast to ``values``. What weighs 0 may be NaN.
 
     Returns:
         One number an example; 0 where all weights are 0.
@@ -92,7 +92,8 @@ def mean_over_positions(values: Tensor, weights: Tensor | None = None) -> Tensor
         rows = values.unsqueeze(-1).flatten(1)
         return rows.sum(1) / max(rows.size(1), 1)
     weights = weights.expand(values.shape).to(values.dtype)
-    total = (values * weights).unsqueeze(-1).flatten(1).sum(1)
+    weighed = torch.where(weights != 0, values * weights, torch.zeros_like(values))
+    total = weighed.unsqueeze(-1).flatten(1).sum(1)
     whole = weights.unsqueeze(-1).flatten(1).sum(1)
     return total / torch.where(whole > 0, whole, torch.ones_like(whole))
 

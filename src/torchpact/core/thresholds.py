@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from numbers import Real
 from typing import Any
 
+from torch import Tensor
+
 from torchpact.checks import check_number
 
 Bound = float | tuple[float, ...]
@@ -141,7 +143,7 @@ def logit_of(probability: float) -> float:
 
 
 def _entry(value: Any) -> Bound:
-    if isinstance(value, Iterable) and not isinstance(value, str):
+    if isinstance(value, Iterable) and not isinstance(value, str | Tensor):
         return tuple(_number(each) for each in value)
     return _number(value)
 
@@ -151,7 +153,8 @@ def _number(value: Any) -> float:
     if isinstance(value, str) and value in words:
         return words[value]
     if isinstance(value, bool) or not isinstance(value, Real):
-        raise TypeError(f"expected a threshold as a logit, 'never' or 'always', got {value!r:.80}")
+        given = " ".join(f"{value!r}".split())
+        raise TypeError(f"expected a threshold as a logit, 'never' or 'always', got {given:.80}")
     number = float(value)
     if math.isnan(number):
         raise ValueError("expected a threshold as a logit, got NaN")

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from torchpact.core.block import AdaptiveBlock
+from torchpact import AdaptiveBlock
 from torchpact.models import HaltingHead, ResidualUnit, ResNet, ResNetConfig, build
 from torchpact.nn.resnet_config import Per
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from torchpact.core.block import AdaptiveBlock
+from torchpact import AdaptiveBlock
 from torchpact.engines.conv.folded import folded_units
 from torchpact.models import Bottleneck, HaltingHead
 from torchpact.nn.conv_units import activated, make_linear, make_norm

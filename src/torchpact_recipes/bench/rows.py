@@ -9,17 +9,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from torchpact import Mode, count_flops, use_mode
 from torchpact.core.call_args import CallArgs
-from torchpact.core.modes import Mode
-from torchpact.core.overrides import use_mode
 from torchpact.engines import ENGINES, Deployed, Runner, Unsupported, deploy
 from torchpact.engines.base import NO_CONTEXT
 from torchpact.engines.conv.folded import folded_units
 from torchpact.engines.graphs import Graphed, repeatable
 from torchpact.engines.registry import names_among
 from torchpact.engines.timing import in_turns, interleaved
+from torchpact.flops import flops_from_ponders, max_flops
 from torchpact.flops.conv import conv_block_flops, plain_conv_flops
-from torchpact.flops.count import count_flops, flops_from_ponders, max_flops
 from torchpact.models import ResNet, ResNetConfig
 from torchpact.specs import block_spec
 from torchpact_recipes.bench.blobs import block_with_blobs

@@ -9,7 +9,8 @@ from typing import Annotated, Literal, NamedTuple
 import torch
 import typer
 
-from torchpact.core.modes import MODES, Mode
+from torchpact import Mode
+from torchpact.core.modes import MODES
 from torchpact.models import ResNet
 from torchpact.plugins import CommandError
 from torchpact_recipes import zoo

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import torch
 import typer
 
-from torchpact.nn.resnet_config import ResNetConfig
+from torchpact.models import ResNetConfig
 from torchpact_recipes.commands.common import DataRoot, Device, load_data, network_file, pick_device
 from torchpact_recipes.commands.progress import TrainingProgress
 from torchpact_recipes.commands.results import result_lines

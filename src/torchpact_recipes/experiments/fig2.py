@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch
 
-from torchpact.core.halting import ACTHalting, act_halting, expected_steps
+from torchpact import ACTHalting, act_halting, expected_steps
 from torchpact_recipes.experiments.archive import Archive
 from torchpact_recipes.experiments.plotting import COLORS, canvas, save
 from torchpact_recipes.experiments.runs import Run, Scale

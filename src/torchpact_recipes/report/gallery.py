@@ -7,10 +7,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from torchpact.core.modes import ACT
-from torchpact.core.overrides import use_mode
-from torchpact.core.ponder import Ponder
-from torchpact.flops.count import flops_from_ponders
+from torchpact import ACT, Ponder, use_mode
+from torchpact.flops import flops_from_ponders
 from torchpact.models import ResNet
 from torchpact_recipes.data import Images
 from torchpact_recipes.data.cifar10_formats import CLASSES

@@ -18,8 +18,7 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from torchpact.files import write_whole
-from torchpact.nn.resnet import ResNet, build
-from torchpact.nn.sequence import SequenceNet
+from torchpact.models import ResNet, SequenceNet, build
 from torchpact_recipes.hub_files import read_network
 from torchpact_recipes.training.config import TrainConfig
 from torchpact_recipes.training.sequence_config import SequenceTrainConfig

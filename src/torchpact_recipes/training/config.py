@@ -4,8 +4,9 @@ import math
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal, get_args
 
+from torchpact import ACT, Discrete, Mode, Relaxed
 from torchpact.checks import check_choice, check_count, check_number
-from torchpact.core.modes import ACT, MODES, Discrete, Mode, Relaxed
+from torchpact.core.modes import MODES
 from torchpact.models import ResNetConfig
 from torchpact_recipes.training.settings import from_plain
 

@@ -16,8 +16,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from torchpact import Discrete, Mode, Relaxed
 from torchpact.checks import at_least_single
-from torchpact.core.modes import Discrete, Mode, Relaxed
 from torchpact.core.relaxation import logistic_noise
 
 T = TypeVar("T")

@@ -8,11 +8,10 @@ from typing import Any, get_args
 import torch
 from torch.nn import functional as F
 
+from torchpact import Mode, use_mode
 from torchpact.checks import check_choice, check_count
-from torchpact.core.modes import Mode
-from torchpact.core.overrides import use_mode
-from torchpact.flops.count import flops_from_ponders
-from torchpact.nn.resnet import ResNet
+from torchpact.flops import flops_from_ponders
+from torchpact.models import ResNet
 from torchpact_recipes.data import Images
 from torchpact_recipes.training.config import Precision
 from torchpact_recipes.training.inputs import as_input, casting

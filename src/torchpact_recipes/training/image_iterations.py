@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from torchpact.nn.resnet import ResNet
+from torchpact.models import ResNet
 from torchpact_recipes.data import BatchOrder, Images, augment
 from torchpact_recipes.training import distributed
 from torchpact_recipes.training.algorithms import deterministic_algorithms, fastest_algorithms
@@ -36,7 +36,7 @@ class ImageIterations(Iterations):
     _epoch: int
     """The one whose order the device knows; −1 where it has to be told."""
 
-    def _compile_or_capture(self, compile: bool, capture: bool) -> None:
+    def compile_or_capture(self, compile: bool, capture: bool) -> None:
         """Say how iterations are run; they are compiled and captured by the first."""
         self._augment, self._find_loss = self._crop, self._forward
         if compile:
@@ -51,7 +51,7 @@ class ImageIterations(Iterations):
         taught = None if self.teacher is None else self.teacher(images)
         return self._find_loss(images, labels, taught)
 
-    def _nll(self, logits: Tensor, labels: Tensor, taught: Tensor | None) -> tuple[Tensor, Tensor]:
+    def nll_of(self, logits: Tensor, labels: Tensor, taught: Tensor | None) -> tuple[Tensor, Tensor]:
         """What is to be less for every image by labels and teacher, and what to report: that by labels."""
         smoothing, distill = self.config.label_smoothing, self.config.distill
         nll = F.cross_entropy(logits, labels, reduction="none", label_smoothing=smoothing)
@@ -71,7 +71,8 @@ class ImageIterations(Iterations):
     def _set_order(self, epoch: int) -> None:
         """Tell the device the order of an epoch."""
 
-    def _turn_to_batch(self) -> None:
+    def turn_to_batch(self) -> None:
+        """Put where the next batch is, and in a new epoch its order, on the device."""
         epoch = self.order.epoch(self.iteration)
         within = self.iteration % self.order.batches_per_epoch
         if epoch != self._epoch or within == 0:

@@ -46,10 +46,10 @@ class Iterations(ABC):
         if self.joined is not None:
             self.joined.advance()
             return
-        with self._on_stream():
+        with self.on_stream():
             self._prepare()
-            self._turn_to_batch()
-            self._set_learning_rate()
+            self.turn_to_batch()
+            self.set_learning_rate()
             self._set_price()
             torch.manual_seed(derived_seed(self.config.seed, "iteration", self.iteration))
             if self.captured is not None:
@@ -79,7 +79,7 @@ class Iterations(ABC):
         """All tensors that make up the state of training, by name; not copies."""
 
     @abstractmethod
-    def _turn_to_batch(self) -> None:
+    def turn_to_batch(self) -> None:
         """See to it that the device knows which batch is next."""
 
     @abstractmethod
@@ -90,11 +90,12 @@ class Iterations(ABC):
     def _iterate(self) -> None:
         """An iteration, all of it on the device."""
 
-    def _first_rate(self) -> float | Tensor:
+    def first_rate(self) -> float | Tensor:
         """The learning rate to make an optimizer with: on the device if iterations are captured."""
         return torch.tensor(self.config.lr, device=self.device) if self.capture else self.config.lr
 
-    def _set_learning_rate(self) -> None:
+    def set_learning_rate(self) -> None:
+        """Give the optimizer the rate of this iteration."""
         rate = self.config.learning_rate(self.iteration)
         if rate == self._rate:
             return
@@ -108,11 +109,12 @@ class Iterations(ABC):
 
     def metrics(self) -> Metrics:
         """Read the means since the last call; waits for the device."""
-        with self._on_stream():
+        with self.on_stream():
             sums = distributed.mean(self._sums / max(self._since, 1)).tolist()
             self._sums.zero_()
         count, self._since = self._since, 0
         return Metrics(sums[0], sums[1], sums[2], sums[3:], count)
 
-    def _on_stream(self) -> AbstractContextManager[None]:
+    def on_stream(self) -> AbstractContextManager[None]:
+        """Return the context in which iterations are run: the stream of the CUDA graph, if there is one."""
         return nullcontext() if self.captured is None else self.captured.on_stream()

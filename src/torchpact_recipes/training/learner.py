@@ -16,10 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from torchpact.core.baseline import EMABaseline
-from torchpact.core.objective import map_loss, reinforce_loss
-from torchpact.nn.conv_units import HaltingHead
-from torchpact.nn.resnet import ResNet, build
+from torchpact import EMABaseline, map_loss, reinforce_loss
+from torchpact.models import HaltingHead, ResNet, build
 from torchpact_recipes.data import BatchOrder, Images
 from torchpact_recipes.training import distributed
 from torchpact_recipes.training.config import TrainConfig
@@ -80,7 +78,7 @@ class Learner(ImageIterations):
             # they need Triton, which comes with torch for CUDA but not for CPUs
             from torchpact_recipes.training.kernels import with_own_kernels
 
-            with_own_kernels(self.model)
+            self.model = with_own_kernels(self.model)
         if (teacher is None) != (config.distill == 0):
             raise ValueError(
                 f"expected a teacher where distill is not 0, and only there; it is {config.distill:g}"
@@ -89,7 +87,7 @@ class Learner(ImageIterations):
         if teacher is not None:
             self.teacher = Teacher(teacher, self.device, config.precision, self.compile)
         self.baseline = EMABaseline(config.baseline_decay).to(self.device)
-        self.optimizer = make_optimizer(self.model, config, self._first_rate())
+        self.optimizer = make_optimizer(self.model, config, self.first_rate())
         self.data = data
         self.order = BatchOrder(
             len(data), config.batch, derived_seed(config.seed, "order"), device=self.device
@@ -107,14 +105,14 @@ class Learner(ImageIterations):
         self._sums = torch.zeros(3 + blocks, dtype=torch.double, device=self.device)
         self._since = 0
         self._rate = config.lr
-        self._compile_or_capture(self.compile, self.capture)
+        self.compile_or_capture(self.compile, self.capture)
 
     def _forward(self, images: Tensor, labels: Tensor, taught: Tensor | None) -> tuple[Tensor, Tensor]:
         config = self.config
         with casting(self.device, config.precision):
             logits, ponders = self.model(as_input(images))
         logits = logits.float()
-        nll, known = self._nll(logits, labels, taught)
+        nll, known = self.nll_of(logits, labels, taught)
         if config.method == "reinforce":
             loss = reinforce_loss(nll, ponders, self._tau, self._past_reward)
         else:
@@ -150,9 +148,9 @@ class Learner(ImageIterations):
     def undisturbed(self) -> Iterator[None]:
         """Within it the learner can be used in any way; after it, training goes on as if it had not been."""
         self.wait()
-        with self._on_stream():
+        with self.on_stream():
             before = copies(self.state())
-            self._turn_to_batch()
+            self.turn_to_batch()
             position = self._position.clone()
             try:
                 yield
@@ -193,16 +191,16 @@ class Learner(ImageIterations):
     @torch.no_grad()
     def load_state(self, tensors: dict[str, Tensor], iteration: int) -> None:
         """Continue from a state that :meth:`state` gave, at that iteration."""
-        with self._on_stream():
+        with self.on_stream():
             make_room(self.model, self.optimizer, tensors, self.capture)
         own = self.state()
         check_same_tensors(own, tensors)
         self.iteration, self._epoch, self._since = iteration, -1, 0
-        with self._on_stream():
+        with self.on_stream():
             for name, value in own.items():
                 value.copy_(tensors[name])
             self._sums.zero_()
-            self._set_learning_rate()
+            self.set_learning_rate()
             self._set_price()
 
 

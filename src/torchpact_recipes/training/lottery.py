@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import torch
 
 from torchpact.checks import check_count, check_number
-from torchpact.nn.resnet import ResNet
+from torchpact.models import ResNet
 
 
 def halting_chance(mean_steps: float, max_steps: int) -> float:

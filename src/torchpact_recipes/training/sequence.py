@@ -6,11 +6,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from torchpact.core.halting import expected_steps
-from torchpact.core.objective import map_loss, ponder_loss, reinforce_loss
-from torchpact.core.ponder import Ponder
+from torchpact import Ponder, expected_steps, map_loss, ponder_loss, reinforce_loss
 from torchpact.core.state import State
-from torchpact.nn.sequence import SequenceNet, sequence_nll
+from torchpact.models import SequenceNet
+from torchpact.nn.sequence import sequence_nll
 from torchpact_recipes.data.tasks import UNASKED, TaskBatch
 from torchpact_recipes.training.sequence_config import SequenceTrainConfig
 

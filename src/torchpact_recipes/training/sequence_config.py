@@ -4,9 +4,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal, get_args
 
+from torchpact import ACT, Discrete, Mode, Relaxed
 from torchpact.checks import check_choice, check_count, check_number
-from torchpact.core.modes import ACT, MODES, Discrete, Mode, Relaxed
-from torchpact.nn.sequence import SequenceConfig
+from torchpact.core.modes import MODES
+from torchpact.models import SequenceConfig
 from torchpact_recipes.data.tasks import Addition, Logic, Parity, Sort, Task
 from torchpact_recipes.training.settings import from_plain
 

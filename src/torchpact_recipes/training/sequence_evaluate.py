@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 
-from torchpact.core.modes import Mode
-from torchpact.core.overrides import use_mode
-from torchpact.nn.sequence import SequenceNet, sequence_nll
+from torchpact import Mode, use_mode
+from torchpact.models import SequenceNet
+from torchpact.nn.sequence import sequence_nll
 from torchpact_recipes.data.tasks import UNASKED, Task
 from torchpact_recipes.training.sequence import lengths_of
 from torchpact_recipes.training.state import seeded

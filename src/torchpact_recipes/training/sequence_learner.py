@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 from torch.nn.utils import clip_grad_norm_
 
+from torchpact import EMABaseline
 from torchpact.core import state as _state
-from torchpact.core.baseline import EMABaseline
 from torchpact.core.state import State
-from torchpact.nn.sequence import SequenceNet
+from torchpact.models import SequenceNet
 from torchpact_recipes.training.capturing import Captured
 from torchpact_recipes.training.ensemble.sequence import SequenceJoint, can_join_sequences, make_adam
 from torchpact_recipes.training.iterations import Iterations
@@ -53,7 +53,7 @@ class SequenceLearner(Iterations):
             model = SequenceNet(config.network, config.training_mode())
         self.model = model.to(self.device).train()
         self.baseline = EMABaseline(config.baseline_decay).to(self.device)
-        self.optimizer = make_adam(self.model.parameters(), self._first_rate())
+        self.optimizer = make_adam(self.model.parameters(), self.first_rate())
         self.streams: Streams | None = None
         self._states: list[State] = []
         if config.is_text:
@@ -112,7 +112,7 @@ class SequenceLearner(Iterations):
                 for mine, new in zip(_state.parts(kept), _state.parts(after), strict=True):
                     mine.copy_(new.detach())
 
-    def _turn_to_batch(self) -> None:
+    def turn_to_batch(self) -> None:
         """Have the next examples, or the next window, where the iteration looks for them."""
         batch = self._read() if self.streams is not None else self._draw()
         if self._batch is None or not self.capture:
@@ -147,7 +147,7 @@ class SequenceLearner(Iterations):
             self._tau = price
 
     def _record(self, captured: Captured) -> None:
-        self._turn_to_batch()
+        self.turn_to_batch()
         captured.record(self._iterate, self.optimizer.zero_grad)
 
     def wait(self) -> None:
@@ -168,7 +168,7 @@ class SequenceLearner(Iterations):
     @torch.no_grad()
     def load_state(self, tensors: dict[str, Tensor], iteration: int) -> None:
         """Continue from a state that :meth:`state` gave, at that iteration."""
-        with self._on_stream():
+        with self.on_stream():
             make_room(self.model, self.optimizer, tensors, self.capture)
             own = self.state()
             check_same_tensors(own, tensors)

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from torchpact.nn.sequence import SequenceConfig
+from torchpact.models import SequenceConfig
 from torchpact_recipes.data.tasks import TASKS as GRAVES_TASKS
 from torchpact_recipes.training.sequence_config import TASKS, SequenceTrainConfig, check_sizes, network_for
 

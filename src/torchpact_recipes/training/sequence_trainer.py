@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchpact.nn.sequence import SequenceNet
+from torchpact.models import SequenceNet
 from torchpact_recipes.training import distributed
 from torchpact_recipes.training.loop import TrainingLoop, accuracy
 from torchpact_recipes.training.resuming import describe

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from torchpact.engines import Unsupported
 from torchpact.engines.conv.onchip import ONCHIP, OnChipNetwork
-from torchpact.nn.resnet import ResNet
+from torchpact.models import ResNet
 from torchpact.specs import network_spec
 from torchpact_recipes.training.compiling import compiled
 from torchpact_recipes.training.inputs import as_input, casting
@@ -64,7 +64,7 @@ class Teacher:
         if self.device.type == "cuda" and self.precision == "bf16":
             from torchpact_recipes.training.kernels.narrow_conv import with_narrow_convs
 
-            with_narrow_convs(self.model)
+            self.model = with_narrow_convs(self.model)
         return compiled(self.by_layers)
 
 

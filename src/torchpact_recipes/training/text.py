@@ -9,12 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torchpact import Mode, use_mode
 from torchpact.checks import check_count
 from torchpact.core import state as _state
-from torchpact.core.modes import Mode
-from torchpact.core.overrides import use_mode
 from torchpact.core.state import State
-from torchpact.nn.sequence import SequenceNet
+from torchpact.models import SequenceNet
 from torchpact_recipes.training.capturing import Captured
 from torchpact_recipes.training.ensemble.text import can_read, read_alone
 from torchpact_recipes.training.state import seeded

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from torchpact.nn.resnet import warm_start
+from torchpact.models import warm_start
 from torchpact_recipes import zoo
 from torchpact_recipes.data import Images
 from torchpact_recipes.training import distributed

@@ -6,10 +6,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from torchpact.core.block import AdaptiveBlock
-from torchpact.core.modes import ACT, Mode
-from torchpact.core.overrides import use_mode
-from torchpact.nn.resnet import ResNet
+from torchpact import ACT, AdaptiveBlock, Mode, use_mode
+from torchpact.models import ResNet
 from torchpact_recipes.training.inputs import as_input
 from torchpact_recipes.training.state import seeded
 

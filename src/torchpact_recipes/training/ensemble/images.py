@@ -7,16 +7,18 @@ those of the network that an image belongs to. All else, such as adaptive blocks
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from torchpact.nn.resnet import ResNet, build
+from torchpact.models import ResNet, build
 from torchpact_recipes.training.ensemble.joining import JointIterations, groups, means, side_by_side
 from torchpact_recipes.training.ensemble.layers import JOINT, JointNorm
 from torchpact_recipes.training.image_iterations import ImageIterations
 from torchpact_recipes.training.inputs import as_input, casting
 from torchpact_recipes.training.learner import Learner, make_optimizer
+from torchpact_recipes.training.replacing import as_kind, replaced
 from torchpact_recipes.training.teaching import Teacher
 
 
@@ -73,19 +75,18 @@ class Joint(JointIterations[Learner], ImageIterations):
         super().__init__(learners)
         first = learners[0]
         self.model, self.teacher = self._stacked_model(), first.teacher
-        self.optimizer = make_optimizer(self.model, self.config, self._first_rate())
+        self.optimizer = make_optimizer(self.model, self.config, self.first_rate())
         if self.config.momentum:
             self._stack_momenta()
         self.data, self.order = first.data, first.order
         self._permutation = torch.stack([one._permutation for one in learners])
         self._position = torch.zeros((), dtype=torch.long, device=self.device)
         self._epoch = -1
-        self._compile_or_capture(first.compile, first.capture)
-        self._take_over()
+        self.compile_or_capture(first.compile, first.capture)
+        self.take_over()
 
     def _stacked_model(self) -> ResNet:
         """A network whose weights and statistics are those of all, which become views of it."""
-        first = self.learners[0]
         model = build(self.config.network, self.config.training_mode())
         for name, module in model.named_modules():
             others = [one.model.get_submodule(name) for one in self.learners]
@@ -100,15 +101,21 @@ class Joint(JointIterations[Learner], ImageIterations):
                 module._buffers[key] = stacked
                 for other, part in zip(others, stacked, strict=True):
                     other._buffers[key] = part
-        for module in list(model.modules()):
-            if type(module) in JOINT:
-                module.__class__, kernels = JOINT[type(module)]
-                if kernels is not None and first.own_kernels:
-                    vars(module)["kernels"] = kernels()
-            if isinstance(module, JointNorm):
-                ticket = torch.zeros(len(self.learners), dtype=torch.int32, device=self.device)
-                module.register_buffer("ticket", ticket, persistent=False)
-        return model.train()
+        return replaced(model, self._joint_layer).train()
+
+    def _joint_layer(self, module: nn.Module) -> nn.Module:
+        """Return what a layer with the weights of all becomes."""
+        if type(module) not in JOINT:
+            return module
+        kind, kernels = JOINT[type(module)]
+        joint: Any = as_kind(module, kind)
+        if kernels is not None and self.learners[0].own_kernels:
+            joint.kernels = kernels()
+        if isinstance(joint, JointNorm):
+            ticket = torch.zeros(len(self.learners), dtype=torch.int32, device=self.device)
+            joint.register_buffer("ticket", ticket, persistent=False)
+        layer: nn.Module = joint
+        return layer
 
     def _stack_momenta(self) -> None:
         """Make what the optimizer would in its first step; learners have views of it."""
@@ -134,10 +141,10 @@ class Joint(JointIterations[Learner], ImageIterations):
         with casting(self.device, self.config.precision):
             logits, ponders = self.model(as_input(images))
         logits = logits.float()
-        nll, known = self._nll(logits, labels, taught)
+        nll, known = self.nll_of(logits, labels, taught)
         losses = means(nll, count)
         for ponder in ponders:
-            losses = losses + self._tau * means(ponder.cost, count)
+            losses = losses + self.taus * means(ponder.cost, count)
         with torch.no_grad():
             right = (logits.argmax(1) == labels).float()
             found = [known, right, *(ponder.expected_steps for ponder in ponders)]

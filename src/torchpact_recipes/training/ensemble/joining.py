@@ -34,7 +34,7 @@ def side_by_side(learners: Sequence[Iterations]) -> bool:
 class JointIterations(Iterations, Generic[L]):
     """Iterations of several learners, who from now on advance by this; each has its own price and metrics.
 
-    Those that build on it make weights, optimizer and ``captured``, then call :meth:`_take_over`.
+    Those that build on it make weights, optimizer and ``captured``, then call :meth:`take_over`.
     """
 
     def __init__(self, learners: Sequence[L]) -> None:
@@ -46,10 +46,11 @@ class JointIterations(Iterations, Generic[L]):
             torch.cuda.synchronize(self.device)  # weights may still be on their way, from another stream
         self._rate = self.config.lr
         self._prices = [one.config.tau for one in learners]
-        self._tau = torch.tensor(self._prices, device=self.device)
+        self.taus = torch.tensor(self._prices, device=self.device)
         self._sums, self._since = torch.stack([one._sums for one in learners]), 0
 
-    def _take_over(self) -> None:
+    def take_over(self) -> None:
+        """Have the learners know that they are trained here, and share what is captured and summed up."""
         for one, sums in zip(self.learners, self._sums, strict=True):
             one.captured, one._sums, one.joined = self.captured, sums, self
 
@@ -85,7 +86,7 @@ class JointIterations(Iterations, Generic[L]):
         prices = [one.config.price(self.iteration) for one in self.learners]
         if prices != self._prices:
             self._prices = prices
-            self._tau.copy_(torch.tensor(prices))
+            self.taus.copy_(torch.tensor(prices))
 
 
 def means(each: Tensor, networks: int) -> Tensor:

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from torchpact.checks import at_least_single
-from torchpact.nn.conv_units import HaltingHead, average_patches, join_patches
+from torchpact.models import HaltingHead
+from torchpact.nn.conv_units import average_patches, join_patches
 
 
 class JointConv2d(nn.Conv2d):

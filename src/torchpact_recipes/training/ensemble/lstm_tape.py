@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torchpact.core.modes import ACT, Discrete, Mode, Relaxed, Thresholded
+from torchpact import ACT, Discrete, Mode, Relaxed, Thresholded
 
 NEVER, RELAXED, ACTS, HARD = range(4)
 """How the stick is broken after an iteration; as the kernels know it."""

@@ -78,12 +78,12 @@ class SequenceJoint(JointIterations["SequenceLearner"]):
         assert learners[0].streams is not None
         self.streams = learners[0].streams
         self.weights = self._stacked_weights()
-        self.optimizer = make_adam(self.weights.values(), self._first_rate())
+        self.optimizer = make_adam(self.weights.values(), self.first_rate())
         self._stack_moments()
         self._states: list[LSTMState] = self._stacked_states()
         self._symbols, self._targets = (x.clone() for x in self.streams[0])
         self.captured = Captured(self.device) if self.capture else None
-        self._take_over()
+        self.take_over()
 
     def _stacked_weights(self) -> dict[str, nn.Parameter]:
         """The weights of all, of which theirs become views."""
@@ -131,7 +131,7 @@ class SequenceJoint(JointIterations["SequenceLearner"]):
         nll = F.cross_entropy(logits.flatten(0, 2), targets.repeat(count), reduction="none")
         losses = means(nll, count)
         for pondering in ponderings:
-            losses = losses + self._tau * means(pondering.cost, count)
+            losses = losses + self.taus * means(pondering.cost, count)
         with torch.no_grad():
             right = (logits.flatten(1, 2).argmax(-1) == targets).float()
             found = [nll, right, *(pondering.expected_steps for pondering in ponderings)]
@@ -149,7 +149,8 @@ class SequenceJoint(JointIterations["SequenceLearner"]):
             for mine, part in zip(kept, new, strict=True):
                 mine.copy_(part)
 
-    def _turn_to_batch(self) -> None:
+    def turn_to_batch(self) -> None:
+        """Put the next windows of all where the iteration looks for them."""
         number = self.iteration % len(self.streams)
         if number == 0:
             for h, c in self._states:

@@ -6,12 +6,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from torchpact import AdaptiveRNN, Mode
 from torchpact.core.halting import steps_from_survival
-from torchpact.core.modes import Mode
 from torchpact.core.state import State
-from torchpact.nn.cells import HaltingUnit
-from torchpact.nn.rnn import AdaptiveRNN
-from torchpact.nn.sequence import SequenceNet
+from torchpact.models import HaltingUnit, SequenceNet
 from torchpact_recipes.training.ensemble.lstm import Reading, Weights, read_window
 from torchpact_recipes.training.ensemble.lstm_tape import Rule, rule_of
 

@@ -9,7 +9,7 @@ Weights, statistics and tickets may be those of several networks that are traine
 each is for its share of the batch, one after the other.
 """
 
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import triton
@@ -17,6 +17,10 @@ import triton.language as tl
 from torch import Tensor, nn
 from torch.library import triton_op
 from torch.nn import functional as F
+
+from torchpact_recipes.training.replacing import as_kind, replaced
+
+M = TypeVar("M", bound=nn.Module)
 
 PROGRAMS, TILE, WARPS = 132, 8192, 4
 """A program a multiprocessor of an H200, which leaves few partial sums; values that it holds at a time; its
@@ -247,10 +251,16 @@ def fits(norm: nn.Module) -> bool:
     )
 
 
-def with_one_kernel_norms(model: nn.Module) -> None:
-    """Let batch norms that fit use the kernels above; names, parameters and saved state stay as they are."""
-    for module in model.modules():
-        if fits(module):
-            module.__class__ = OneKernelNorm
-            ticket = torch.zeros((), dtype=torch.int32, device=module.get_parameter("weight").device)
-            module.register_buffer("ticket", ticket, persistent=False)
+def with_one_kernel_norms(model: M) -> M:
+    """Return a model whose batch norms, where they fit, use the kernels above.
+
+    They are replaced in the model itself; names, parameters and saved state stay as they are.
+    """
+    return replaced(model, lambda module: _one_kernel_norm(module) if fits(module) else module)
+
+
+def _one_kernel_norm(module: nn.Module) -> OneKernelNorm:
+    norm = as_kind(module, OneKernelNorm)
+    ticket = torch.zeros((), dtype=torch.int32, device=norm.weight.device)
+    norm.register_buffer("ticket", ticket, persistent=False)
+    return norm

@@ -10,7 +10,7 @@ Rows and biases may be those of several networks that are trained together: then
 batch, one after the other.
 """
 
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import triton
@@ -18,7 +18,11 @@ import triton.language as tl
 from torch import Tensor, nn
 from torch.library import triton_op, wrap_triton
 
-from torchpact.nn.conv_units import HaltingHead, average_patches, join_patches, stacked_rows
+from torchpact.models import HaltingHead
+from torchpact.nn.conv_units import average_patches, join_patches, stacked_rows
+from torchpact_recipes.training.replacing import as_kind, replaced
+
+M = TypeVar("M", bound=nn.Module)
 
 TILE = 8192
 """Values that a program holds at a time."""
@@ -174,8 +178,14 @@ class OneKernelHead(HaltingHead):
         return average_patches(logits, self.group)
 
 
-def with_one_kernel_heads(model: nn.Module) -> None:
-    """Let halting heads that fit use the kernels above; names and parameters stay as they are."""
-    for module in model.modules():
-        if type(module) is HaltingHead and module.conv is not None and module.norm is None:
-            module.__class__ = OneKernelHead
+def with_one_kernel_heads(model: M) -> M:
+    """Return a model whose halting heads, where they fit, use the kernels above.
+
+    They are replaced in the model itself; names and parameters stay as they are.
+    """
+    return replaced(model, lambda module: as_kind(module, OneKernelHead) if fits(module) else module)
+
+
+def fits(head: nn.Module) -> bool:
+    """Whether the kernels above do what this head does."""
+    return type(head) is HaltingHead and head.conv is not None and head.norm is None

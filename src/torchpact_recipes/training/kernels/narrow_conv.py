@@ -9,7 +9,7 @@ Several kernels may be given at once, of as many networks that are trained toget
 the batch, one after the other.
 """
 
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import triton
@@ -17,6 +17,10 @@ import triton.language as tl
 from torch import Tensor, nn
 from torch.library import triton_op, wrap_triton
 from torch.nn import functional as F
+
+from torchpact_recipes.training.replacing import as_kind, replaced
+
+M = TypeVar("M", bound=nn.Module)
 
 CHANNELS = (16, 32, 64)
 """Where these are faster than cuDNN; see benchmarks/narrow_conv.py."""
@@ -196,8 +200,9 @@ def is_three_by_three(conv: nn.Conv2d, stride: int) -> bool:
     )
 
 
-def with_narrow_convs(model: nn.Module) -> None:
-    """Let the convolutions that fit use the kernels above; names and parameters stay as they are."""
-    for module in model.modules():
-        if fits(module):
-            module.__class__ = NarrowConv2d
+def with_narrow_convs(model: M) -> M:
+    """Return a model whose convolutions, where they fit, use the kernels above.
+
+    They are replaced in the model itself; names and parameters stay as they are.
+    """
+    return replaced(model, lambda module: as_kind(module, NarrowConv2d) if fits(module) else module)

@@ -1,0 +1,75 @@
+"""The recipes use torchpact as anybody may: its public names."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.rules.checker import private_imports, read_sources
+
+SOURCES = read_sources(Path(__file__).parents[2] / "src")
+ROOMS = ["torchpact", *(f"torchpact.{room}" for room in ("models", "engines", "flops", "specs", "svo"))]
+
+HELPERS = {
+    "torchpact.checks": "checks of what users hand in",
+    "torchpact.files": "files that are there in full or not at all",
+    "torchpact.plugins": "how commands and weights are registered",
+}
+DEEP = {
+    "torchpact.core.halting": "the equations for one iteration, which kernels of training copy",
+    "torchpact.core.modes": "the table of modes by name",
+    "torchpact.core.relaxation": "noise, and how it decides",
+    "torchpact.core.state": "what a block iterates on",
+    "torchpact.engines.graphs": "CUDA graphs, which benchmarks and training record too",
+    "torchpact.engines.timing": "interleaved timing, for benchmarks",
+    "torchpact.flops.conv": "what a block costs, for benchmarks",
+    "torchpact.nn.conv_units": "parts of units and heads, for kernels of training that replace them",
+    "torchpact.nn.resnet_config": "the type of a setting",
+    "torchpact.nn.sequence": "the loss of a sequence",
+}
+"""Modules that have no name in a room of their own, and what recipes need them for."""
+
+
+def test_recipes_import_public_names_only():
+    found = private_imports(SOURCES, "torchpact_recipes", ROOMS, {**HELPERS, **DEEP})
+    assert not found, "\n".join(found)
+
+
+def test_no_exception_is_left_over():
+    found = private_imports(SOURCES, "torchpact_recipes", ROOMS, {})
+    for module in DEEP:
+        assert any(f" {module} " in each or f" {module}." in each for each in found), module
+
+
+LIBRARY = {
+    "torchpact": "__all__ = ['Block', 'deploy', 'models']",
+    "torchpact.models": "__all__ = ['ResNet']",
+    "torchpact.core.block": "class Block: ...",
+    "torchpact.core.state": "",
+}
+
+
+@pytest.mark.parametrize(
+    ("source", "count"),
+    [
+        ("from torchpact import Block, deploy", 0),
+        ("from torchpact import models", 0),
+        ("import torchpact", 0),
+        ("from torchpact.models import ResNet", 0),
+        ("from torchpact.core.state import State", 0),
+        ("from torchpact.core import state", 0),
+        ("from torchpact_recipes.zoo import load", 0),
+        ("from torchpact.core.block import Block", 1),
+        ("from torchpact.models import Unit", 1),
+        ("from torchpact import Hidden", 1),
+        ("from torchpact.engines.conv import onchip", 1),
+        ("def f():\n    from torchpact.nn.resnet import ResNet", 1),
+        ("import torchpact.engines.conv.onchip", 1),
+        ("from torchpact.core.state import Block", 1),
+    ],
+)
+def test_a_planted_import_is_found(source, count):
+    sources = {**LIBRARY, "torchpact_recipes.planted": source}
+    found = private_imports(
+        sources, "torchpact_recipes", ["torchpact", "torchpact.models"], {"torchpact.core.state": "states"}
+    )
+    assert len(found) == count, found
