@@ -7,7 +7,7 @@ import torch
 from torch.nn import functional as F
 
 from tests.engines.networks import relative
-from tests.engines.onchip.emulation import engine, needs_compiler
+from tests.engines.onchip.emulation import built, needs_compiler
 from tests.training.small import METHODS, config, images
 from tests.training.test_trainer import assert_same, tensors, trainer
 from torchpact.core.objective import map_loss
@@ -121,7 +121,7 @@ def test_resuming_with_a_teacher_gives_the_same_weights(tmp_path):
 
 @needs_compiler
 def test_a_teacher_on_the_chip_says_what_its_layers_say(monkeypatch):
-    monkeypatch.setattr(teaching, "build", lambda net, blocks: engine(net))
+    monkeypatch.setattr(teaching.ONCHIP, "build", built)
     known, shown = teacher(), images().images[:3]
     on_chip = teaching.Teacher(known, torch.device("cpu"), "bf16")
     assert on_chip.on_chip is not None
@@ -143,7 +143,7 @@ def test_a_teacher_for_which_there_is_no_room_is_asked_by_layers(monkeypatch, co
 
     asked: list[object] = []
     monkeypatch.setattr(teaching, "compiled", kept)
-    monkeypatch.setattr(teaching, "build", lambda net, blocks: refuse)  # it is built, but not for so many
+    monkeypatch.setattr(teaching.ONCHIP, "build", lambda spec: refuse)  # it is built, but not for so many
     shown, device = images().images[:3], torch.device("cpu")
     known = teaching.Teacher(teacher(), device, "bf16", compile)
     said = known(shown)
@@ -151,5 +151,5 @@ def test_a_teacher_for_which_there_is_no_room_is_asked_by_layers(monkeypatch, co
     assert torch.equal(said, known.by_layers(shown))
     assert torch.equal(known(shown), said)
     assert len(asked) == compile
-    monkeypatch.setattr(teaching, "build", refuse)
+    monkeypatch.setattr(teaching.ONCHIP, "build", refuse)
     assert teaching.Teacher(teacher(), device, "bf16").on_chip is None
