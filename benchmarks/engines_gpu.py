@@ -19,11 +19,13 @@ from gpu_timing import called, microseconds
 from table import write_csv
 from torch import Tensor, nn
 
-from torchpact.engines import FoldedBlock, deploy
+from torchpact.engines import deploy
+from torchpact.engines.conv.folded import folded_units
 from torchpact.engines.conv.triton.engine import SparseGPUBlock
-from torchpact.flops.conv import block_flops
+from torchpact.flops.conv import conv_block_flops
 from torchpact.flops.count import flops_from_ponders, max_flops
 from torchpact.models import ResNetConfig, build
+from torchpact.specs import block_spec
 from torchpact_recipes.bench.blobs import block_with_blobs, with_blobs
 from torchpact_recipes.bench.dense import FoldedNet
 
@@ -54,13 +56,13 @@ def block_row(
 ) -> dict[str, object]:
     block, u = block_with_blobs(channels, size, batch, active)
     block, u = block.cuda().bfloat16(), u.cuda().bfloat16()
-    folded = FoldedBlock(block)
-    sparse, dense_first = SparseGPUBlock(folded), SparseGPUBlock(folded, own_first=False)
+    spec = block_spec(block)
+    sparse, dense_first = SparseGPUBlock(spec), SparseGPUBlock(spec, own_first=False)
     if not known:
-        known |= dense_times(nn.Sequential(*folded.units), u, ARGUMENTS.quick)
+        known |= dense_times(nn.Sequential(*folded_units(spec)), u, ARGUMENTS.quick)
     with torch.no_grad():
         _, ponder = block(u)
-    flops = float(block_flops(block, ponder.steps, size, size).double().mean())
+    flops = float(conv_block_flops(spec, ponder.steps, size, size).double().mean())
     plain = 2.0 * 10 * 9 * channels**2 * size**2  # two convolutions in each of five units
     name = f"block {channels}×{size}×{size}"
     row = _row(name, batch, active, known, microseconds(lambda: sparse(u)), plain / flops)

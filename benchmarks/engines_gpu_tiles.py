@@ -1,4 +1,4 @@
-"""Which tiles the convolutions of the sparse GPU engine run best in: the reason for engines/gpu_tiles.py.
+"""Which tiles the convolutions of the engine "gpu" run best in: the reason for engines/conv/triton/tiles.py.
 
     python benchmarks/engines_gpu_tiles.py [--out benchmarks/engines_gpu_tiles.csv] [--shapes 0 1 2]
 
@@ -24,10 +24,10 @@ from engines_gpu import BLOCKS
 from table import write_csv
 from torch.nn import functional as F
 
-from torchpact.engines import FoldedBlock
 from torchpact.engines.conv.triton.engine import SparseGPUBlock
 from torchpact.engines.conv.triton.gpu_kernels import convolve
 from torchpact.engines.conv.triton.tiles import REGION, Tiles, region_for
+from torchpact.specs import block_spec
 from torchpact_recipes.bench.blobs import block_with_blobs, smooth_noise
 
 microseconds = partial(gpu_timing.microseconds, times=10, quick=True)
@@ -147,11 +147,11 @@ def decisions(shape: tuple[int, int, int], active: float) -> None:
     """Print how long blocks take by the regions that are decided on, and pixels surveyed at a time."""
     size = shape[1]
     block, u = block_with_blobs(*shape, active)
-    folded, u = FoldedBlock(block.cuda().bfloat16()), u.cuda().bfloat16()
+    spec, u = block_spec(block.cuda().bfloat16()), u.cuda().bfloat16()
     for region, frozen in itertools.product(((16, 16), (16, 32), (32, 32)), (32, 64)):
         if region > REGION and region_for(size, size, region) == region_for(size, size):
             continue
-        sparse = SparseGPUBlock(folded, region=region, frozen=frozen)
+        sparse = SparseGPUBlock(spec, region=region, frozen=frozen)
         time = gpu_timing.microseconds(partial(sparse, u))
         print("block", *shape, active, *region, frozen, f"{time:.1f}", sep="\t")
 

@@ -16,6 +16,7 @@ call until the device has done it, the two in turns, median and 90th percentile.
 import argparse
 import copy
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,10 +28,13 @@ from torch import Tensor
 
 from torchpact.core.overrides import use_mode
 from torchpact.engines import deploy
+from torchpact.engines.conv.onchip import ONCHIP, OnChipNetwork
+from torchpact.engines.conv.onchip.kernels import Kernels
 from torchpact.engines.timing import in_turns
 from torchpact.flops.count import flops_from_ponders, max_flops
 from torchpact.models import ResNet, ResNetConfig
 from torchpact.nn.conv_units import HaltingHead
+from torchpact.specs import network_spec
 from torchpact_recipes.bench.dense import FoldedNet, dense_alternatives, plain_config, plain_net
 from torchpact_recipes.bench.rows import percentile
 from torchpact_recipes.commands.common import find_network, load_test
@@ -52,6 +56,15 @@ def on_test_images(network: Any, data: Images, dtype: torch.dtype) -> tuple[floa
             flops += float(flops_from_ponders(network, ponders, images.shape).total.double().sum())
         steps.append(torch.cat([ponder.steps.flatten() for ponder in ponders]))
     return right / len(data), flops / len(data), steps
+
+
+def on_chip_kernels(net: ResNet) -> Kernels:
+    """Return the kernels of a network's blocks, which keep no details."""
+    spec = network_spec(net)
+    assert spec is not None  # as it is what its class makes it
+    blocks = tuple(replace(block, details=False) for block in spec.blocks)
+    runner: OnChipNetwork = ONCHIP.build(replace(spec, blocks=blocks))
+    return runner.kernels
 
 
 class DenseSpeeds:

@@ -17,12 +17,11 @@ from typing import Any
 
 import torch
 from gpu_timing import called
+from onchip import on_chip_kernels
 from table import write_csv
 from torch import Tensor
 
 from torchpact.core.overrides import use_mode
-from torchpact.engines import FoldedBlock
-from torchpact.engines.conv.onchip import build
 from torchpact.engines.conv.onchip.calls import Call
 from torchpact.engines.conv.onchip.plan import Plan
 from torchpact.engines.graphs import replayed
@@ -58,8 +57,8 @@ def shared_bytes(plan: Plan, units: int) -> float:
 
 
 def rows_of(label: str, net: ResNet, images: Tensor, flops: list[float]) -> list[dict[str, Any]]:
-    engine = build(net, [FoldedBlock(block, None, False) for block in net.blocks])
-    engine.tune(images)
+    engine = on_chip_kernels(net)
+    engine.choose(images)
     device = torch.cuda.get_device_properties(images.device)
     (batch, _, height, width), found, u = images.shape, [], images
     for number, ((plan, kernel), weights) in enumerate(

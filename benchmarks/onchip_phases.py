@@ -31,14 +31,12 @@ from typing import Any, NamedTuple
 
 import torch
 from gpu_timing import called
-from onchip import never_halting
+from onchip import never_halting, on_chip_kernels
 from table import write_csv
 from torch import Tensor
 
 from torchpact.core.overrides import use_mode
 from torchpact.core.ponder import Ponder
-from torchpact.engines import FoldedBlock
-from torchpact.engines.conv.onchip import build
 from torchpact.engines.conv.onchip.calls import Args, Call, Weights
 from torchpact.engines.conv.onchip.driver import LoadedBlock, load
 from torchpact.engines.conv.onchip.nvrtc import compile_block
@@ -162,10 +160,10 @@ def digest(output: Tensor, ponders: Sequence[Ponder]) -> str:
 
 
 def rows_of(label: str, net: ResNet, images: Tensor, tune: bool, cuts: list[Cut]) -> Iterator[dict[str, Any]]:
-    with use_mode(net, "thresholded", details=False):
-        engine = build(net, [FoldedBlock(block, None, False) for block in net.blocks])
+    with use_mode(net, "thresholded"):
+        engine = on_chip_kernels(net)
     if tune:
-        engine.tune(images)
+        engine.choose(images)
     batch, _, height, width = images.shape
     chosen = [plan for plan, _ in engine.prepare(height, width, batch)]
     plans = cut_plans(chosen, cuts if net.config.adaptive else [])

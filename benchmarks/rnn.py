@@ -1,4 +1,4 @@
-"""Thresholded recurrent layers against running all steps on all examples: what leaving the batch saves.
+"""Deployed recurrent layers, thresholded, against running all steps on all examples: what early exit saves.
 
     python benchmarks/rnn.py [--device cuda] [--out FILE]
 
@@ -6,16 +6,18 @@ Without ``--out`` that is benchmarks/rnn.csv, and benchmarks/rnn_gpu.csv on a GP
 
 ``speedup`` is against the best that there is without these kernels, the faster of two that run L steps on
 everything: the bare cell in a loop, and torch's own LSTM on inputs that are repeated L times (oneDNN's on a
-CPU, cuDNN's on a GPU). ``theory`` is L divided by the mean number of steps, and ``of_theory`` the speed-up
-divided by it. It can exceed 1, where our kernels are faster for the same steps. ``of_theory_over_itself`` is
-the same against an adaptive layer that never halts, which runs the very kernels of one that does
-(``always_ms``): what leaving the batch brings by itself. A sequence cannot be read faster than one iteration
-after the other: where a GPU has so little to do that an iteration takes as long for fewer rows, this cannot
-exceed ``limit``, the mean number of steps divided by ``most_steps``, that of the sequence that takes most.
+CPU, cuDNN's on a GPU). ``deployed_ms`` is ``torchpact.deploy(layer, inputs)``, ``masked_ms`` the layer
+itself, which computes all examples until all have halted. ``theory`` is L divided by the mean number of
+steps, and ``of_theory`` the speed-up divided by it. It can exceed 1, where our kernels are faster for the
+same steps. ``of_theory_over_itself`` is the same against a deployed layer that never halts, which runs the
+very kernels of one that does (``always_ms``): what early exit brings by itself. A sequence cannot be read
+faster than one iteration after the other: where a GPU has so little to do that an iteration takes as long for
+fewer rows, this cannot exceed ``limit``, the mean number of steps divided by ``most_steps``, that of the
+sequence that takes most.
 
 All candidates of a row take turns, so that other work on the machine hits all alike, and medians are
 compared. Before that, what they return is. Weights and inputs are random; the halting unit has large weights,
-so that whether a state halts is close to a coin of its bias, and examples leave the batch at different steps.
+so that whether a state halts is close to a coin of its bias, and examples halt at different steps.
 """
 
 import argparse
@@ -112,12 +114,13 @@ def measure(setting: Setting, bias: float, seconds: float, least: int) -> dict[s
     cell, head = nn.LSTMCell(65, hidden).to(device, kind), coin(hidden, bias).to(device, kind)
     inputs = torch.randn(time, batch, 64).to(device, kind)
 
-    def layer(compact: bool, halting: Callable[[State], Tensor] = head) -> tp.AdaptiveRNN:
-        return tp.AdaptiveRNN(cell, MAX_STEPS, halting=halting, mode="thresholded", compact=compact)
+    def layer(halting: Callable[[State], Tensor]) -> tp.AdaptiveRNN:
+        return tp.AdaptiveRNN(cell, MAX_STEPS, halting=halting, mode="thresholded").eval()
 
-    compact, dense, always = layer(True), layer(False), layer(True, never_halt)
+    dense = layer(head)
+    deployed, always = tp.deploy(dense, inputs), tp.deploy(layer(never_halt), inputs)
     network = as_network(cell)
-    result, expected = compact(inputs), dense(inputs)
+    result, expected = deployed(inputs), dense(inputs)
     if precision == "single":
         check_decided(result, expected, 1e-3)
     elif batch >= 64:
@@ -130,14 +133,14 @@ def measure(setting: Setting, bias: float, seconds: float, least: int) -> dict[s
         "torch": lambda: repeated(network, inputs),
         "always": lambda: always(inputs),
         "masked": lambda: dense(inputs),
-        "compact": lambda: compact(inputs),
+        "deployed": lambda: deployed(inputs),
     }
     if device != "cpu":
         del candidates["masked"]  # which takes most of the time, and is no alternative
     times = interleaved(candidates, seconds=seconds, least=least)
     steps = result[2].steps.double().mean(1)
     mean, most = steps.mean().item(), steps.max().item()
-    theory, speedup = MAX_STEPS / mean, min(times["loop"], times["torch"]) / times["compact"]
+    theory, speedup = MAX_STEPS / mean, min(times["loop"], times["torch"]) / times["deployed"]
     return {
         **setting._asdict(),
         "mean_steps": round(mean, 2),
@@ -146,7 +149,7 @@ def measure(setting: Setting, bias: float, seconds: float, least: int) -> dict[s
         "speedup": round(speedup, 2),
         "theory": round(theory, 2),
         "of_theory": round(speedup / theory, 2),
-        "of_theory_over_itself": round(times["always"] / times["compact"] / theory, 2),
+        "of_theory_over_itself": round(times["always"] / times["deployed"] / theory, 2),
         "limit": round(mean / most, 2),
     }
 
@@ -157,7 +160,7 @@ def set_precision(precision: str) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="what leaving the batch saves")
+    parser = argparse.ArgumentParser(description="what early exit saves")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--precision", nargs="*", default=["single"], choices=["single", "tf32", "bf16"])
     parser.add_argument("--time", type=int, nargs="*", help="time steps; by default 20, on a GPU 20 and 100")

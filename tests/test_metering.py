@@ -257,7 +257,7 @@ def test_inputs_may_lie_in_tuples_lists_and_dicts():
             return sum(self.linear(x) for x in values)
 
     x = torch.randn(3, 4)
-    for given in ([x, x], {"a": x, "b": x}, Pair(x, x), ((x, x),)):
+    for given in ([x, x], ({"a": x, "b": x},), Pair(x, x), ((x, x),), {"given": [x, x]}):
         assert tp.count_flops(Takes(), given).total.tolist() == [2 * 2 * 4 * 4] * 3
 
 
@@ -340,7 +340,7 @@ class Joins(nn.Module):
             Repeats(),
             torch.randn(30, 4),
             ValueError,
-            "^expected the block 'block' to be called as often whoever halts, got 2 calls, and 1 where ",
+            "^expected the block 'block' to be called as often whatever halts, got 2 calls, and 1 where ",
         ),
         (
             Joins(),
@@ -364,7 +364,6 @@ def test_what_is_deployed_is_not_counted_for_its_kernels_do_not_show():
     block, u = block_of(16, 6, 6, 2)
     for deployed in (
         tp.deploy(block, u),
-        tp.engines.CompactBlock(Thinks().block),
         tp.deploy(Thinks(), torch.randn(2, 5)),
     ):
         with pytest.raises(

@@ -12,8 +12,10 @@ from torch import Tensor, nn
 
 from tests.engines.recurrent_emulation import BOUNDS, library
 from torchpact.engines.recurrent.cluster import Clusters, shape_of
-from torchpact.engines.recurrent.gpu_call import Cell, Result, UnderWay, pieces_of
-from torchpact.models import HaltingUnit
+from torchpact.engines.recurrent.gpu_call import Result, UnderWay, pieces_of
+from torchpact.engines.recurrent.layer import layer_of
+from torchpact.models import AdaptiveRNN, HaltingUnit
+from torchpact.specs import block_spec
 
 LIBC = ctypes.CDLL(None, use_errno=True)
 NONE, BOTH = 0, mmap.PROT_READ | mmap.PROT_WRITE
@@ -42,16 +44,18 @@ def unknown(x: Tensor, low: bool) -> Tensor:
 
 
 @torch.no_grad()
-def read(cell: Cell, head: HaltingUnit, sizes: Tensor, low: bool, slots: int, begun: bool) -> None:
+def read(cell: nn.RNNCellBase, head: HaltingUnit, sizes: Tensor, low: bool, slots: int, begun: bool) -> None:
     """Read sequences of which so many are as long as each time step, and look at what came of it.
 
     If they are ``begun``, as others leave them, in another order.
     """
+    rows, max_steps, kind = int(sizes.sum()), 3, cell.weight_hh.dtype
+    rnn = AdaptiveRNN(cell, max_steps, halting=head, mode="thresholded")
     for module in (cell, head.linear):
         for parameter in module.parameters():
             parameter.data = fenced(parameter.data, low)
-    rows, max_steps, kind = int(sizes.sum()), 3, cell.weight_hh.dtype
-    data, shape = torch.zeros(rows, 1, dtype=kind), shape_of(cell)._replace(slots=slots)
+    layer = layer_of(block_spec(rnn), [kind])
+    data, shape = torch.zeros(rows, 1, dtype=kind), shape_of(layer)._replace(slots=slots)
     h = torch.randn(int(sizes[0]), cell.hidden_size).to(kind)
     count = 2 if shape.kind == 0 else 1
     first, final = ([made(h, low) for _ in range(count)] for made in (fenced, unknown))
@@ -63,7 +67,7 @@ def read(cell: Cell, head: HaltingUnit, sizes: Tensor, low: bool, slots: int, be
         fault = library(shape, BOUNDS).emulate(ctypes.byref(args), clusters, 0)
         assert fault is None, fault.decode()
 
-    clusters = Clusters(cell, head, max_steps, launch, at_once=2)
+    clusters = Clusters(layer, launch, at_once=2)
     clusters.shape = shape
     for piece in pieces_of(sizes, most=rows if begun else 9):
         inputs = torch.randn(piece.rows.stop - piece.rows.start, shape.gates * shape.units).to(kind)

@@ -1,12 +1,16 @@
 """The dense engine by torch.compile; here it is traced but not compiled, which takes long."""
 
+from typing import Any
+
 import pytest
 import torch
 
 import torchpact as tp
 from tests.engines.networks import lively
-from torchpact.engines import FoldedBlock, Unsupported, deploy, registry
-from torchpact.engines.generic import compiled
+from torchpact.core.call_args import CallArgs
+from torchpact.engines import Unsupported, deploy
+from torchpact.engines.generic.compiled import COMPILED
+from torchpact.specs import block_spec
 
 
 @pytest.fixture
@@ -44,25 +48,62 @@ def test_what_would_be_compiled_anew_runs_as_it_is(monkeypatch):
     calls = []
 
     def noting(run, **_):
-        def noted(u):
+        def noted(u, bounds):
             calls.append(u.shape)
-            return run(u)
+            return run(u, bounds)
 
         return noted
 
     monkeypatch.setattr(torch, "compile", noting)
     block = lively(units=2).blocks[0]
-    run, u = compiled.build(FoldedBlock(block)), torch.randn(2, 16, 4, 4)
+    run: Any = COMPILED.build(block_spec(block))
+    u = torch.randn(2, 16, 4, 4)
     for given in (u, u[:1], u.contiguous(memory_format=torch.channels_last)):
         output, _ = run(given)
         assert torch.allclose(output, block(given)[0], atol=1e-5)
     with torch.inference_mode():
         output, _ = run(u.clone())
         assert torch.allclose(output, block(u)[0], atol=1e-5)
+    output, _ = run(u, bounds=(0.3,))
+    assert torch.allclose(output, block(u, thresholds=tp.Thresholds(0.3))[0], atol=1e-5)
     assert calls == [u.shape] * 2
 
 
-def test_draws_no_samples():
-    block = lively(units=2).blocks[0]
+@torch.no_grad()
+def test_blocks_of_any_steps_are_compiled_and_calls_with_a_context_run_as_they_are(traced):
+    torch.manual_seed(0)
+    step = torch.nn.Linear(6, 6)
+    block = tp.AdaptiveBlock(
+        lambda u, shift=0.0: torch.tanh(step(u)) + shift,
+        torch.nn.Linear(6, 1),
+        max_steps=4,
+        mode="thresholded",
+    )
+    run: Any = COMPILED.build(block_spec(block))
+    u = torch.randn(5, 6)
+    for context in (CallArgs(), CallArgs((0.5,)), CallArgs((), {"shift": 0.5}), CallArgs()):
+        output, ponder = run(u, context)
+        expected, reference = block(u, *context.args, **context.kwargs)
+        assert torch.allclose(output, expected, atol=1e-5)
+        assert torch.equal(ponder.steps, reference.steps)
+    assert len(traced) == 1
+
+
+def test_what_cannot_be_compiled_is_said_in_a_line(monkeypatch):
+    def broken(run, **_):
+        def fail(u, bounds):
+            raise RuntimeError("no\nbackend")
+
+        return fail
+
+    monkeypatch.setattr(torch, "compile", broken)
+    run = COMPILED.build(block_spec(lively(units=2).blocks[0]))
+    with pytest.raises(Unsupported, match=r"^compiled: no backend$"):
+        run.tune(torch.randn(2, 16, 4, 4), CallArgs())
+
+
+@pytest.mark.parametrize("mode", ["discrete", "relaxed"])
+def test_draws_no_samples(mode):
+    block = lively(units=2, mode=mode).blocks[0]
     with pytest.raises(Unsupported, match="compiled: expected a mode that draws nothing"):
-        registry.ENGINES["compiled"](FoldedBlock(block, tp.Discrete()))
+        COMPILED.build(block_spec(block))

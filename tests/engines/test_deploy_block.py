@@ -70,7 +70,7 @@ def test_explain_says_what_runs_it_and_what_flops_promise():
     block, u = bottlenecks_of(64, 8, 8, 2)
     halt_outside(block, u, torch.arange(64).view(8, 8).expand(2, 8, 8) < 16)  # two rows of eight
     fast = tp.deploy(block, u)
-    [row] = fast.report.measurements
+    row, _ = fast.report.measurements
     assert row.output == "64×8×8"
     assert row.active == pytest.approx((16 * 3 + 48) / 64 / 3)
     assert row.engine in registry.ENGINES
@@ -161,21 +161,15 @@ def test_a_soft_mode_is_told_and_runs_densely():
             tp.AdaptiveBlock(
                 [ResidualUnit(64, 64), Bottleneck(64, 64)], [HaltingHead(64)], mode="thresholded"
             ),
-            "native: expected steps of one kind, got two",
+            "expected a block whose steps are all ResidualUnit or all Bottleneck, got Bottleneck, Res",
         ),
         (
             tp.AdaptiveBlock([ResidualUnit(64, 64)] * 2, [nn.Conv2d(64, 1, 1)], mode="thresholded"),
-            "native: expected convolutional halting heads, got others",
+            "expected halting heads of torchpact.models.HaltingHead, got Conv2d",
         ),
         (
             tp.AdaptiveBlock([ResidualUnit(64, 64)], [HaltingHead(64)], mode="thresholded"),
-            "native: expected a block of at least two units, got 1",
-        ),
-        (
-            tp.AdaptiveBlock(
-                [ResidualUnit(64, 64, group=2)] * 2, [HaltingHead(64, group=2)], mode="thresholded"
-            ),
-            "native: expected decisions for pixels or images, got some for patches",
+            "expected a block of at least two units, got 1",
         ),
     ],
 )
@@ -185,9 +179,23 @@ def test_blocks_that_engines_do_not_know_run_as_they_are_and_the_table_says_why(
     u = torch.randn(2, 64, 4, 4)
     fast = tp.deploy(block, u)
     (output, ponder), (expected, reference) = fast(u), block(u)
-    assert torch.equal(output, expected)
+    assert relative(output, expected) < 1e-5
     assert torch.equal(ponder.steps, reference.steps)
-    assert any(line.startswith(message) for line in fast.explain().splitlines()), fast.explain()
+    assert any(line.startswith(f"sparse, native: {message}") for line in fast.explain().splitlines())
+
+
+@torch.no_grad()
+def test_blocks_that_decide_for_patches_return_what_the_block_returns():
+    torch.manual_seed(0)
+    units = [ResidualUnit(64, 64, group=2) for _ in range(3)]
+    heads = [HaltingHead(64, group=2, bias=0.0) for _ in units[1:]]
+    block, u = tp.AdaptiveBlock(units, heads, mode="thresholded").eval(), torch.randn(3, 64, 4, 6)
+    expected, reference = block(u)
+    for engine in ("dense", "native"):
+        output, ponder = tp.deploy(block, u, engines=[engine])(u)
+        assert output.shape == expected.shape
+        assert relative(output, expected) < 1e-5
+        assert torch.equal(ponder.steps, reference.steps)
 
 
 @pytest.mark.parametrize(

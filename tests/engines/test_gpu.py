@@ -1,21 +1,24 @@
 """The kernels run in Triton's interpreter here, in single and half precision; bf16 it gets wrong."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 import torchpact as tp
 from tests.engines.elsewhere import compiled_elsewhere
 from tests.engines.networks import block_of, bottlenecks_of, halt_outside, relative, tell_heads, undecided
-from torchpact.engines import FoldedBlock, Unsupported
+from torchpact.engines import Unsupported
 from torchpact.models import HaltingHead, ResidualUnit
 from torchpact_recipes.bench.memory import peak_memory
 
 pytest.importorskip("triton", reason="needs Triton")
 
 from torchpact.engines.conv.triton import engine as gpu
-from torchpact.engines.conv.triton.engine import SparseGPUBlock
+from torchpact.engines.conv.triton.engine import GPU
 from torchpact.engines.conv.triton.tiles import Tiles, fitting, region_for, tiles_for
 from torchpact.engines.graphs import repeatable
+from torchpact.specs import block_spec
 
 CUDA = torch.cuda.is_available()
 
@@ -29,12 +32,19 @@ def _exact(monkeypatch):
 DEVICE = "cuda" if CUDA else "cpu"
 
 
-def run(block, u, mode=None, processors=None, **options):
+def sparse_block(block, mode=None, details=None, **options):
+    spec = block_spec(block)
+    details = spec.details if details is None else details
+    return gpu.SparseGPUBlock(replace(spec, mode=mode or spec.mode, details=details), **options)
+
+
+def run(block, u, mode=None, processors=None, bounds=None, **options):
     with torch.no_grad():
-        expected = block(u, mode=mode)
-    sparse = SparseGPUBlock(FoldedBlock(block, mode), **options)
+        thresholds = None if bounds is None else tp.Thresholds([bounds])
+        expected = block(u, mode=mode, thresholds=thresholds)
+    sparse = sparse_block(block, mode, **options)
     sparse.processors = processors or sparse.processors
-    return sparse(u.contiguous(memory_format=torch.channels_last)), expected
+    return sparse(u.contiguous(memory_format=torch.channels_last), bounds=bounds), expected
 
 
 @pytest.mark.parametrize(
@@ -72,11 +82,38 @@ def test_samples_as_the_dense_engine_does(seed):
     modes = [tp.Discrete(generator=torch.Generator(DEVICE).manual_seed(seed)) for _ in range(2)]
     with torch.no_grad():
         expected, reference = block(u, mode=modes[0])
-    output, ponder = SparseGPUBlock(FoldedBlock(block, modes[1]))(u)
+    output, ponder = sparse_block(block, modes[1])(u)
     assert ponder is not None
     assert relative(output, expected) < 1e-5
     assert torch.equal(ponder.steps, reference.steps)
     torch.testing.assert_close(ponder.log_prob, reference.log_prob, rtol=1e-4, atol=1e-5)
+
+
+NEVER, ALWAYS = tp.Thresholds.NEVER, tp.Thresholds.ALWAYS
+
+
+@pytest.mark.parametrize("make", [block_of, bottlenecks_of])
+@pytest.mark.parametrize(
+    "bounds", [(0.4, -0.3), (NEVER, 0.2), (0.2, NEVER), (ALWAYS, 0.0), (0.3, ALWAYS), (NEVER, NEVER)]
+)
+def test_thresholds_of_each_head(make, bounds):
+    block, u = make(64, 5, 6, 2, seed=1)
+    (output, ponder), (expected, reference) = run(block.to(DEVICE), u.to(DEVICE), bounds=bounds)
+    pairs = zip(reference.probs, bounds, strict=False)
+    assert not any(((probs.logit() - bound).abs() < 1e-4).any() for probs, bound in pairs)
+    assert relative(output, expected) < 1e-5
+    assert torch.equal(ponder.steps, reference.steps)
+    assert relative(ponder.probs, reference.probs) < 1e-5
+
+
+@pytest.mark.parametrize(("bound", "steps"), [(NEVER, 3), (ALWAYS, 1)])
+@pytest.mark.parametrize("logit", [-torch.inf, torch.inf])
+def test_never_and_always_hold_for_infinite_logits_too(bound, steps, logit):
+    block, u = block_of(16, 4, 5, 2)
+    tell_heads(block, logit)
+    (_, ponder), (_, reference) = run(block.to(DEVICE), u.to(DEVICE), bounds=(bound, bound))
+    assert reference.steps.eq(steps).all()
+    assert torch.equal(ponder.steps, reference.steps)
 
 
 @pytest.mark.parametrize("region", [(8, 8), (16, 16)])
@@ -90,9 +127,9 @@ def test_the_default_type_of_tensors_changes_nothing(own_first, region):
         for default in (torch.float32, torch.float64):
             torch.set_default_dtype(default)
             mode = tp.Discrete(generator=torch.Generator(DEVICE).manual_seed(0))
-            output, ponder = SparseGPUBlock(FoldedBlock(block, mode), own_first=own_first, region=region)(u)
+            output, ponder = sparse_block(block, mode, own_first=own_first, region=region)(u)
             assert ponder is not None
-            found.append([output, *ponder])
+            found.append([output, *ponder[:5]])
     finally:
         torch.set_default_dtype(before)
     for single, double in zip(*found, strict=True):
@@ -124,15 +161,15 @@ def test_what_it_cannot_run_is_said_in_a_line():
     block, _ = block_of(16, 4, 4, 1)
     if not CUDA:
         with pytest.raises(Unsupported, match="gpu: expected a network on a GPU, got one on cpu"):
-            gpu.build(FoldedBlock(block))
+            GPU.build(block_spec(block))
     with pytest.raises(Unsupported, match="gpu: expected the mode thresholded or discrete, got ACT"):
-        gpu.build(FoldedBlock(block, tp.ACT()))
+        GPU.build(replace(block_spec(block), mode=tp.ACT()))
     image, _ = block_of(16, 4, 4, 1, per="image")
     with pytest.raises(Unsupported, match="gpu: expected a decision for every pixel"):
-        gpu.build(FoldedBlock(image))
+        GPU.build(block_spec(image))
     short = tp.AdaptiveBlock(block.steps[:1], block.halting[:1], mode="thresholded")
-    with pytest.raises(Unsupported, match="gpu: expected a block of at least two units, got 1"):
-        gpu.build(FoldedBlock(short))
+    with pytest.raises(Unsupported, match="expected a block of at least two units, got 1"):
+        GPU.build(block_spec(short))
 
 
 def test_more_pixels_than_the_programs_take_at_once():
@@ -244,7 +281,7 @@ def test_channels_that_the_first_unit_is_given_need_not_be_multiples_of_16():
     steps = [ResidualUnit(24, 32), ResidualUnit(32, 32)]
     block = tp.AdaptiveBlock(steps, [HaltingHead(32, bias=0.0)], mode="thresholded").eval().to(DEVICE)
     (output, ponder), (expected, reference) = run(block, torch.randn(2, 24, 4, 5).to(DEVICE))
-    assert SparseGPUBlock(FoldedBlock(block)).own_first is None
+    assert sparse_block(block).own_first is None
     assert relative(output, expected) < 1e-5
     assert torch.equal(ponder.steps, reference.steps)
 
@@ -270,7 +307,7 @@ def test_bottleneck_units(stride, region, raising, monkeypatch):
 def test_memory_of_a_block_beside_that_of_its_units(units, channels, most):
     block, u = block_of(channels, 8, 8, 1, units=units)
     block, u = block.half(), u.half().contiguous(memory_format=torch.channels_last)
-    sparse = SparseGPUBlock(FoldedBlock(block, None, details=False))
+    sparse = sparse_block(block, details=False)
     plain = torch.nn.Sequential(*block.steps)
     assert peak_memory(lambda: sparse(u)) < most * peak_memory(lambda: plain(u))
 
@@ -280,7 +317,7 @@ def test_programs_take_tiles_of_pixels_and_outputs_in_turns(processors, active):
     block, u = block_of(32, 9, 4, 2)
     block, u = halt_outside(block, u, torch.rand(2, 9, 4) < active)
     tiles = Tiles(16, 16, 16, 4, 2, 2)
-    sparse = SparseGPUBlock(FoldedBlock(block.to(DEVICE)), tiles=(tiles, tiles), region=(8, 8))
+    sparse = sparse_block(block.to(DEVICE), tiles=(tiles, tiles), region=(8, 8))
     sparse.processors = processors
     with torch.no_grad():
         expected, reference = block(u.to(DEVICE))
@@ -319,7 +356,7 @@ def test_partial_masks_of_many_shapes(channels, size, batch, dtype):
     block, u = block.to(DEVICE), u.to(DEVICE)
     with torch.no_grad():
         expected, reference = block(u)
-    sparse = SparseGPUBlock(FoldedBlock(block.to(dtype)), own_first=batch > 3)
+    sparse = sparse_block(block.to(dtype), own_first=batch > 3)
     for _ in range(3):  # programs that wait for too little would not always be right
         output, ponder = sparse(u.to(dtype).contiguous(memory_format=torch.channels_last))
         assert ponder is not None
@@ -335,7 +372,7 @@ def test_maps_are_the_same_every_time(channels, size):
     """Although the order of lists is not."""
     block, u = block_of(channels, size, size, 16)
     block, u = halt_outside(block, u, torch.rand(16, size, size) < 0.2)
-    sparse = SparseGPUBlock(FoldedBlock(block.to(DEVICE, torch.bfloat16)))
+    sparse = sparse_block(block.to(DEVICE, torch.bfloat16))
     outputs = [sparse(u.to(DEVICE, torch.bfloat16)) for _ in range(20)]
     expected, reference = outputs[0]
     assert reference is not None
@@ -364,7 +401,7 @@ def test_bottlenecks_of_large_images(channels, size):
     block, u = halt_outside(block, u, torch.rand(16, size, size) < 0.3)
     block, u = block.to(DEVICE), u.to(DEVICE)
     expected, reference = block(u)
-    run = repeatable(SparseGPUBlock(FoldedBlock(block.bfloat16())), u.bfloat16())
+    run = repeatable(sparse_block(block.bfloat16()), u.bfloat16())
     for _ in range(3):
         output, ponder = run()
         assert torch.equal(ponder.steps, reference.steps)

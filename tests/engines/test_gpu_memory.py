@@ -1,31 +1,38 @@
 """What the sparse GPU engine keeps; its kernels run in Triton's interpreter, or need not run."""
 
 from collections import defaultdict
+from dataclasses import replace
 
 import pytest
 import torch
 
 from tests.engines.networks import block_of
 from torchpact.core.ponder import is_unknown
-from torchpact.engines import FoldedBlock
+from torchpact.specs import block_spec
 from torchpact_recipes.bench.memory import peak_memory
 
 pytest.importorskip("triton", reason="needs Triton")
 
 from torchpact.engines.conv.triton import gpu_kernels
 from torchpact.engines.conv.triton import lists as gpu_lists
-from torchpact.engines.conv.triton.engine import SparseGPUBlock, _Run
+from torchpact.engines.conv.triton.engine import Run, SparseGPUBlock
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def brief_spec(block):
+    return replace(block_spec(block), details=False)
 
 
 def test_without_details_only_decisions_are_kept():
     block, u = block_of(16, 5, 4, 2)
     block, u = block.to(DEVICE), u.to(DEVICE)
-    expected, reference = SparseGPUBlock(FoldedBlock(block))(u)
-    output, ponder = SparseGPUBlock(FoldedBlock(block, details=False))(u)
+    expected, reference = SparseGPUBlock(block_spec(block))(u)
+    output, ponder = SparseGPUBlock(brief_spec(block))(u)
     assert reference is not None
     assert ponder is not None
+    assert isinstance(output, torch.Tensor)
+    assert isinstance(expected, torch.Tensor)
     assert torch.equal(output, expected)
     assert torch.equal(ponder.steps, reference.steps)
     assert torch.equal(ponder.cost, reference.cost)
@@ -53,7 +60,7 @@ def test_memory_of_decisions_alone_against_the_plain_network(channels, size, bat
     block, u = block_of(channels, size, size, batch)
     block, u = block.bfloat16(), u.bfloat16().contiguous(memory_format=torch.channels_last)
     plain = torch.nn.Sequential(*block.steps)
-    sparse = SparseGPUBlock(FoldedBlock(block, details=False))
+    sparse = SparseGPUBlock(brief_spec(block))
     sparse.processors = 132
     assert peak_memory(lambda: sparse(u)) <= most * peak_memory(lambda: plain(u))
 
@@ -76,8 +83,8 @@ def test_bytes_a_pixel_that_are_kept_for_the_next_decision(
     for module, kernel in ((gpu_kernels, "survey_all"), (gpu_kernels, "convolve")):
         monkeypatch.setattr(module, kernel, defaultdict(lambda: lambda *_, **__: None))
     block, _ = block_of(channels, 1, 1, 1)
-    sparse = SparseGPUBlock(FoldedBlock(block.to(dtype), details=False))
+    sparse = SparseGPUBlock(brief_spec(block.to(dtype)))
     sparse.processors = 132
-    run = _Run(sparse, torch.zeros(batch, channels, size, size, dtype=dtype))
+    run = Run(sparse, torch.zeros(batch, channels, size, size, dtype=dtype))
     kept = {products.data_ptr(): products.nbytes for products in run.products}
     assert sum(kept.values()) == expected * batch * size * size

@@ -53,7 +53,7 @@ def test_what_engines_do_not_know_runs_as_it_is():
     text = fast.explain()
     for start, name in (
         ("Own has a forward of its own, which engines do not know", "other"),
-        ("expected step 2 to have Conv2d(", "biased"),
+        ("sparse, native: expected step 2 to have Conv2d(", "biased"),
         ("called with mode, which is not fixed", "told"),
         ("the example does not come to it", "unused"),
     ):
@@ -160,12 +160,15 @@ def test_rows_say_what_runs_and_warnings_what_does_not(monkeypatch):
         "interleaved",
         lambda ways, **_: {name: 2.0 if name.startswith("blocks") else 1.0 for name in ways},
     )
+    fast = tp.deploy(net, images, engines=["native"])  # which is slower, but was asked for
+    assert [each.engine for each in fast.report.measurements] == ["native", "dense", "blocks"]
+    assert "expected a block whose steps are all ResidualUnit or all Bottleneck, got Rotate" in fast.explain()
+    alone = tp.AdaptiveBlock(Rotate(6), nn.Linear(6, 1), max_steps=3, mode="thresholded")
     with pytest.warns(
         UserWarning, match=r"^expected engines that can run it, got native: the dense engine runs\."
     ):
-        fast = tp.deploy(net, images, engines=["native"])
+        fast = tp.deploy(alone, torch.randn(4, 6), engines=["native"])
     assert {each.engine for each in fast.report.measurements} == {"dense"}
-    assert "native: expected convolutional units, got other steps (block thinks)" in fast.explain()
 
 
 def test_act_in_which_examples_leave_is_no_reason_to_warn():

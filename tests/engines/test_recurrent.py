@@ -1,8 +1,10 @@
-"""The compiled recurrent layers against the loop of AdaptiveRNN, on random weights, shapes and lengths."""
+"""The recurrent kernel in C++ against the loop of AdaptiveRNN, on random weights, shapes and lengths."""
 
 import copy
 import gc
+import itertools
 import math
+import threading
 import weakref
 from typing import Any
 
@@ -10,19 +12,24 @@ import pytest
 import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from torch import nn
-from torch.nn.utils.rnn import PackedSequence
+from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import torchpact as tp
-from torchpact.engines import Unsupported
+from torchpact.core.call_args import CallArgs
+from torchpact.engines.base import Unsupported
 from torchpact.engines.recurrent import native as recurrent
+from torchpact.engines.recurrent.layer import layer_of
 from torchpact.models import HaltingUnit, never_halt
+from torchpact.specs import block_spec
 
 try:
     recurrent.library()
 except Unsupported as error:
     pytest.skip(str(error), allow_module_level=True)
 
+ENGINE = recurrent.NativeRecurrent()
 CELLS = [nn.LSTMCell, nn.GRUCell, nn.RNNCell]
 
 
@@ -34,18 +41,26 @@ def lively(cell=nn.LSTMCell, hidden=32, features=5, max_steps=6, bias=True, halt
     return tp.AdaptiveRNN(body, max_steps, halting=head, mode="thresholded", **options)
 
 
+def reason(rnn, x, *args, **named):
+    """Why the engine does not take a layer; None if it does."""
+    return ENGINE.supports(block_spec(rnn), CallArgs((x, *args), named))
+
+
+def built(rnn, x, *args, **named):
+    """A runner of a layer."""
+    assert reason(rnn, x, *args, **named) is None
+    return ENGINE.build(block_spec(rnn), CallArgs((x, *args), named))
+
+
 def both(rnn, x, state=None, **options):
     """What the kernel and the loop make of it; every state is far enough from the threshold."""
+    fast = built(rnn, x, state, **options)(x, CallArgs((state,), options))
     with torch.no_grad():
-        assert recurrent.kernel_for(rnn.block, rnn.block.mode) is not None
-        fast = rnn(x, state, **options)
-        rnn.compact = False
-        slow = rnn(x, state, **options)
-        rnn.compact = True
-    return fast, slow
+        return fast, rnn(x, state, **options)
 
 
 def assert_same(fast, slow):
+    assert [type(x) for x in fast[2]] == [type(x) for x in slow[2]]
     assert torch.equal(fast[2].steps, slow[2].steps)
     for one, other in zip(flat(fast), flat(slow), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
@@ -53,7 +68,8 @@ def assert_same(fast, slow):
 
 def flat(result):
     output, state, ponder = result
-    return [output, *(state if isinstance(state, tuple) else (state,)), *(x for x in ponder if x is not None)]
+    tensors = [x for x in ponder if isinstance(x, Tensor)]
+    return [output, *(state if isinstance(state, tuple) else (state,)), *tensors]
 
 
 @settings(max_examples=40, deadline=None)
@@ -133,13 +149,13 @@ def test_the_default_precision_and_device_do_not_matter(cell, bias):
     rnn.cell.bias_hh = None  # one bias may be missing alone
     fast, slow = both(rnn, x)
     assert_same(fast, slow)
-    twin = copy.deepcopy(rnn)  # its weights have not been laid out yet
     try:
         torch.set_default_dtype(torch.float64)
-        wide, _ = both(twin, x)
+        wide = built(rnn, x)(x)
         torch.set_default_device("meta")
-        kernel: Any = recurrent.kernel_for(rnn.block, rnn.block.mode)
-        other = kernel(*packed(x, rnn), rnn.block.mode)
+        kernel = recurrent.RecurrentKernel(layer_of(block_spec(rnn), recurrent.PRECISIONS))
+        sequences, state = packed(x, rnn)
+        other = kernel(sequences, state, rnn.block.mode.bound)
     finally:
         torch.set_default_dtype(torch.float32)
         torch.set_default_device(None)
@@ -155,67 +171,134 @@ def packed(x, rnn):
     return PackedSequence(x.flatten(0, 1), sizes), state
 
 
-# Weights that change
+@pytest.mark.parametrize("cell", CELLS)
+def test_packed_sequences_come_back_as_they_came(cell):
+    torch.manual_seed(0)
+    rnn, h = lively(cell), torch.randn(5, 32)
+    sequences = pack_padded_sequence(torch.randn(6, 5, 5), [3, 6, 1, 6, 2], enforce_sorted=False)
+    (fast, *rest), (slow, *others) = both(rnn, sequences, (h, h.sin()) if cell is nn.LSTMCell else h)
+    assert_same((fast.data, *rest), (slow.data, *others))
+    assert fast.batch_sizes is sequences.batch_sizes
+    assert fast.unsorted_indices is sequences.unsorted_indices
 
 
-def changes(rnn):
-    """Ways to change a layer, some of which leave no trace in a tensor's version or address."""
-    weight, fresh = rnn.cell.weight_hh, torch.randn_like(rnn.cell.weight_hh) / 6
-    return {
-        "in place": lambda: weight.add_(0.05),
-        "of a view": lambda: weight.detach()[1:9].fill_(0.3),
-        "through data": lambda: weight.data.add_(0.05),
-        "through numpy": lambda: weight.detach().numpy().fill(0.1),
-        "other data": lambda: setattr(weight, "data", fresh),
-        "another parameter": lambda: setattr(rnn.cell, "weight_hh", nn.Parameter(fresh)),
-        "same memory": lambda: setattr(rnn.cell, "weight_hh", nn.Parameter(weight.data).mul_(2)),
-        "loaded": lambda: rnn.load_state_dict(lively(hidden=rnn.hidden_size).state_dict()),
-        "optimizer": lambda: step(torch.optim.Adam(rnn.parameters(), 0.05)),
-        "fused optimizer": lambda: step(torch.optim.Adam(rnn.parameters(), 0.05, fused=True)),
-        "another cell": lambda: setattr(rnn.block.steps[0], "cell", nn.LSTMCell(6, rnn.hidden_size)),
-        "one bias less": lambda: setattr(rnn.cell, "bias_hh", None),
-        "more steps": lambda: setattr(rnn.block, "max_steps", 9),
-    }
+@pytest.mark.parametrize("batch_first", [True, False])
+def test_the_name_the_price_and_the_layout_are_those_of_the_layer(batch_first):
+    rnn, x = lively(batch_first=batch_first), torch.randn(4, 3, 5)
+    rnn.block.name, rnn.block.price = "reader", 3.0
+    fast, slow = both(rnn, x)
+    assert_same(fast, slow)
+    assert fast[2][-2:] == slow[2][-2:] == ("reader", 3.0)
+    assert fast[0].shape == slow[0].shape
 
 
-def step(optimizer):
-    for parameter in optimizer.param_groups[0]["params"]:
-        parameter.grad = torch.ones_like(parameter)
-    optimizer.step()
+# Thresholds of a run
 
 
-@pytest.mark.parametrize("change", changes(lively()))
-@pytest.mark.parametrize("hidden", [8, 200])
-def test_changes_are_seen(change, hidden):
-    torch.manual_seed(2)
-    rnn, x = lively(hidden=hidden), torch.randn(5, 4, 5)
-    first, _ = both(rnn, x)
+@pytest.mark.parametrize("bound", [-math.inf, -30.0, 0.5, 30.0, math.inf])
+@pytest.mark.parametrize("cell", CELLS)
+def test_one_threshold_for_all_heads(cell, bound):
+    torch.manual_seed(1)
+    rnn, x = lively(cell, max_steps=4), torch.randn(7, 20, 5)
+    runner, bounds = built(rnn, x), (bound,) * 3
     with torch.no_grad():
-        changes(rnn)[change]()
+        slow = rnn(x, thresholds=tp.Thresholds([bounds]))
+    assert_same(runner(x, bounds=bounds), slow)
+    assert_same(runner(x, CallArgs((), {"thresholds": tp.Thresholds(bound)})), slow)
+    expected = {-math.inf: [1], math.inf: [4]}.get(bound)
+    assert expected is None or slow[2].steps.unique().tolist() == expected
+
+
+@pytest.mark.parametrize("halting", [never_halt, HaltingUnit(16, -math.inf)])
+def test_a_threshold_that_all_logits_exceed_halts_even_at_minus_infinity(halting):
+    rnn, x = tp.AdaptiveRNN(nn.GRUCell(6, 16), 3, halting=halting, mode="thresholded"), torch.randn(4, 3, 5)
+    runner = built(rnn, x)
+    assert (runner(x)[2].steps == 3).all()
+    with torch.no_grad():
+        slow = rnn(x, thresholds=tp.Thresholds("always"))
+    assert (slow[2].steps == 1).all()
+    assert_same(runner(x, bounds=(-math.inf, -math.inf)), slow)
+
+
+def test_thresholds_that_were_set_on_the_layer_count():
+    rnn, x = lively(max_steps=3), torch.randn(4, 3, 5)
+    tp.use_thresholds(rnn, tp.Thresholds("always"))
+    fast, slow = both(rnn, x)
+    assert_same(fast, slow)
+    assert (fast[2].steps == 1).all()
+
+
+def test_thresholds_that_differ_by_head_are_left_to_the_loop():
+    rnn, x = lively(max_steps=3), torch.randn(4, 3, 5)
+    runner = built(rnn, x)
+    expected = "expected the mode thresholded with one threshold for all heads, got Thresholded"
+    with pytest.raises(Unsupported, match=f"^{expected}"):
+        runner(x, bounds=(0.0, 1.0))
+    named = {"thresholds": tp.Thresholds([[0.0, 1.0]])}
+    assert not runner.accepts(x, CallArgs((), named))
+    assert reason(rnn, x, **named).startswith(expected)
+    assert runner.accepts(x, CallArgs((), {"thresholds": tp.Thresholds([[1.0, 1.0]])}))
+
+
+def test_a_mode_of_the_call_counts():
+    torch.manual_seed(0)
+    rnn, x = lively(), torch.randn(7, 20, 5)
+    runner = built(rnn, x)
+    named = {"mode": tp.Thresholded(0.9)}
+    with torch.no_grad():
+        assert_same(runner(x, CallArgs((), named)), rnn(x, **named))
+    assert runner.accepts(x, CallArgs((), {"mode": None, "lengths": None}))
+    assert not runner.accepts(x, CallArgs((), {"mode": "act"}))
+
+
+def test_threads_may_run_one_layer_at_the_same_time_with_other_thresholds():
+    torch.manual_seed(0)
+    rnn = lively(hidden=64)
+    inputs = [torch.randn(10, 30, 5) for _ in range(4)]
+    bounds = [None, (0.5,) * 5, (-math.inf,) * 5, (-8.0,) * 5]
+    runner = built(rnn, inputs[0])
+    cases = list(itertools.product(inputs, bounds))
+    expected = [runner(x, bounds=each) for x, each in cases]
+    assert len({tuple(found[2].steps.flatten().tolist()) for found in expected}) > 8
+    wrong: list[int] = []
+
+    def run(offset):
+        for index in range(40):
+            at = (index + 5 * offset) % len(cases)
+            x, each = cases[at]
+            found = runner(x, bounds=each)
+            pairs = zip(flat(found), flat(expected[at]), strict=True)
+            if not all(torch.equal(one, other) for one, other in pairs):
+                wrong.append(at)
+
+    threads = [threading.Thread(target=run, args=(offset,)) for offset in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+# Weights
+
+
+def test_weights_are_laid_out_once_when_the_runner_is_built(monkeypatch):
+    torch.manual_seed(2)
+    rnn, x = lively(), torch.randn(5, 4, 5)
+    runner = built(rnn, x)
+    first = runner(x)
+    monkeypatch.setattr(recurrent, "RecurrentKernel", lambda *_: pytest.fail("weights were laid out again"))
+    with torch.no_grad():
+        for parameter in rnn.parameters():
+            parameter.add_(0.05)
+    assert all(torch.equal(*pair) for pair in zip(flat(runner(x)), flat(first), strict=True))
+    monkeypatch.undo()
     second, slow = both(rnn, x)
     assert (first[0] - second[0]).abs().max() > 1e-3
     assert_same(second, slow)
 
 
-def test_a_few_numbers_changed_through_data_are_seen_once_told():
-    rnn, x = lively(hidden=200), torch.randn(5, 4, 5)
-    both(rnn, x)
-    rnn.cell.weight_hh.data[3, 7:9] += 9
-    recurrent.forget(rnn.block)
-    assert_same(*both(rnn, x))
-
-
-def test_weights_of_a_functional_call_are_those_given():
-    torch.manual_seed(2)
-    rnn, other, x = lively(), lively(), torch.randn(5, 4, 5)
-    own = both(rnn, x)[0][0]
-    with torch.no_grad():
-        given, _, _ = torch.func.functional_call(rnn, dict(other.named_parameters()), (x,))
-        assert torch.equal(given, other(x)[0])
-        assert torch.equal(rnn(x)[0], own)
-
-
-def test_a_head_that_was_replaced_is_seen():
+def test_a_head_that_was_replaced_is_seen_when_the_runner_is_built():
     rnn, x = lively(halting_bias=1e4, max_steps=5), torch.randn(3, 4, 5)
     assert (both(rnn, x)[0][2].steps == 1).all()
     never = tp.AdaptiveRNN(nn.LSTMCell(6, 32), 5, halting=never_halt)
@@ -232,27 +315,18 @@ def test_a_head_without_a_bias():
     assert_same(*both(rnn, x))
 
 
-def test_weights_made_in_inference_mode_may_change():
+def test_weights_made_in_inference_mode():
     torch.manual_seed(2)
     with torch.inference_mode():
         rnn, x = lively(hidden=200), torch.randn(5, 4, 5)
-        both(rnn, x)
-        rnn.cell.weight_hh[7, 3] += 9
         assert_same(*both(rnn, x))
 
 
-def test_weights_that_stay_are_laid_out_once_and_not_read_again(monkeypatch):
-    rnn = lively(hidden=256)
-    kernel = recurrent.kernel_for(rnn.block, rnn.block.mode)
-    read, equal = [], torch.equal
-
-    def watched(one, other):
-        read.append(one.numel())
-        return equal(one, other)
-
-    monkeypatch.setattr(torch, "equal", watched)
-    assert recurrent.kernel_for(rnn.block, rnn.block.mode) is kernel
-    assert sum(read) < 0.05 * sum(p.numel() for p in rnn.parameters())
+def test_weights_may_be_transposed_in_memory():
+    torch.manual_seed(2)
+    rnn, x = lively(), torch.randn(5, 4, 5)
+    rnn.cell.weight_hh.data = torch.randn(32, 128).t() / 6
+    assert_same(*both(rnn, x))
 
 
 def test_tanh_is_right_to_a_few_units_in_the_last_place():
@@ -282,48 +356,108 @@ def test_large_and_broken_numbers_come_out_as_from_the_loop():
 
 
 @pytest.mark.parametrize(
-    "unlike",
+    ("unlike", "expected"),
     [
-        lambda rnn: rnn.double(),
-        lambda rnn: rnn.cell.register_forward_hook(lambda *_: None),
-        lambda rnn: rnn.block.halting[0].linear.register_forward_pre_hook(lambda *_: None),
-        lambda rnn: setattr(rnn.block, "mode", tp.ACT()),
-        lambda rnn: nn.utils.parametrizations.weight_norm(rnn.cell, "weight_hh"),
-        lambda rnn: setattr(rnn.cell.weight_hh, "data", torch.randn(32, 128).t()),
+        (
+            lambda rnn: rnn.double(),
+            r"expected all weights of one device and precision \(float32\), got float64",
+        ),
+        (lambda rnn: rnn.block.halting[0].half(), "got float16 on cpu, float32 on cpu"),
+        (lambda rnn: rnn.cell.register_forward_hook(lambda *_: None), "without forward hooks"),
+        (lambda rnn: rnn.register_forward_hook(lambda *_: None), "a layer without hooks"),
+        (
+            lambda rnn: rnn.block.halting[0].linear.register_forward_pre_hook(lambda *_: None),
+            "without forward hooks",
+        ),
+        (lambda rnn: setattr(rnn.block, "mode", tp.ACT()), "expected the mode thresholded, got ACT"),
+        (
+            lambda rnn: setattr(rnn.block, "mode", tp.Discrete()),
+            "expected the mode thresholded, got Discrete",
+        ),
+        (
+            lambda rnn: nn.utils.parametrizations.weight_norm(rnn.cell, "weight_hh"),
+            "got ParametrizedLSTMCell",
+        ),
+        (
+            lambda rnn: rnn.block.halting.__setitem__(0, nn.Linear(32, 1)),
+            "expected a HaltingUnit or never_halt",
+        ),
     ],
-    ids=["double", "hook", "head hook", "act", "parametrized", "transposed"],
+    ids=["double", "half head", "hook", "layer hook", "head hook", "act", "discrete", "parametrized", "head"],
 )
-def test_what_the_kernel_does_not_do_is_left_to_the_loop(unlike):
-    rnn = lively()
-    assert recurrent.kernel_for(rnn.block, rnn.block.mode) is not None
+def test_layers_that_the_kernel_is_not_there_for_are_refused_with_the_reason(unlike, expected):
+    rnn, x = lively(), torch.randn(2, 3, 5)
+    assert reason(rnn, x) is None
     unlike(rnn)
-    assert recurrent.kernel_for(rnn.block, rnn.block.mode) is None
-    with torch.no_grad():
-        rnn(torch.randn(2, 3, 5, dtype=rnn.cell.weight_hh.dtype))
+    x = x.to(rnn.cell.weight_hh.dtype)
+    with pytest.raises(Unsupported, match=expected) as error:
+        ENGINE.build(block_spec(rnn), CallArgs((x,)))
+    assert str(error.value) == reason(rnn, x)
+    assert "\n" not in str(error.value)
 
 
-def test_other_cells_and_other_nonlinearities_are_left_to_the_loop():
+def test_other_cells_and_other_nonlinearities_are_refused():
     class Own(nn.LSTMCell):
         pass
 
     for cell in (nn.RNNCell(6, 16, nonlinearity="relu"), Own(6, 16)):
         rnn = tp.AdaptiveRNN(cell, 3, mode="thresholded")
-        assert recurrent.kernel_for(rnn.block, rnn.block.mode) is None
+        assert reason(rnn, torch.randn(2, 3, 5)).startswith(
+            "expected an nn.LSTMCell, an nn.GRUCell or an nn.RNN"
+        )
 
 
-def test_without_a_compiler_there_is_the_loop(monkeypatch):
-    monkeypatch.setattr(recurrent, "_there", lambda: False)
-    with torch.no_grad():
-        assert lively()(torch.randn(2, 3, 5))[0].shape == (2, 3, 32)
+class Nothing(TorchDispatchMode):
+    """Watches what runs."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*args, **(kwargs or {}))
 
 
-def test_a_layer_that_was_run_leaves_nothing_behind():
+def test_calls_that_the_kernel_is_not_there_for_are_refused_with_the_reason():
+    rnn, x = lively(), torch.randn(2, 3, 5)
+    runner, h = built(rnn, x), torch.zeros(3, 32)
+    assert runner.accepts(x, CallArgs(((h, h),)))
+    assert not runner.accepts(x, CallArgs(((h, h.double()),)))
+    with pytest.raises(
+        Unsupported, match=r"^expected inputs and states of torch\.float32 on cpu, got torch\.float64"
+    ):
+        runner(x.double())
+    with torch.autocast("cpu", torch.bfloat16):
+        assert reason(rnn, x) == "expected a call without autocast, got one with"
+    with Nothing():
+        assert not runner.accepts(x, CallArgs())
+    assert reason(rnn, x.to("meta")).startswith("expected values that can be read")
+    assert runner.accepts(x, CallArgs())
+
+
+def test_wrong_calls_are_told_as_by_the_layer():
     rnn = lively()
-    both(rnn, torch.randn(2, 3, 5))
-    left = [weakref.ref(rnn.block), weakref.ref(rnn.cell.weight_hh)]
-    del rnn
+    runner = built(rnn, torch.randn(2, 3, 5))
+    with pytest.raises(ValueError, match=r"^expected input of shape \(time, batch, 5\), got \(2, 3, 4\)"):
+        runner(torch.randn(2, 3, 4))
+    with pytest.raises(
+        ValueError, match=r"^expected an initial state of shape \(\(3, 32\), \(3, 32\)\), got"
+    ):
+        runner(torch.randn(2, 3, 5), CallArgs((torch.zeros(3, 32),)))
+    with pytest.raises(ValueError, match=r"^expected lengths of 1 to 2, got 3"):
+        runner(torch.randn(2, 3, 5), CallArgs((), {"lengths": [1, 3, 1]}))
+
+
+def test_nothing_needs_gradients_or_keeps_them():
+    rnn, x = lively(), torch.randn(2, 3, 5, requires_grad=True)
+    output, state, ponder = built(rnn, x)(x)
+    assert not any(part.requires_grad for part in flat((output, state, ponder)))
+
+
+def test_a_runner_that_is_dropped_leaves_nothing_behind():
+    rnn, x = lively(), torch.randn(2, 3, 5)
+    runner = built(rnn, x)
+    runner(x)
+    left = [weakref.ref(rnn.block), weakref.ref(rnn.cell.weight_hh), weakref.ref(runner.kernel.weights)]
+    del rnn, runner
     gc.collect()
-    assert [each() for each in left] == [None, None]
+    assert [each() for each in left] == [None, None, None]
 
 
 def test_a_layer_that_was_run_can_be_copied():

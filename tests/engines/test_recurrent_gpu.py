@@ -15,12 +15,15 @@ from torch import nn
 import torchpact as tp
 from tests.engines.elsewhere import compiled_elsewhere
 from tests.engines.recurrent_layers import CELLS, DEVICE, decided, lively, random, states
-from torchpact.engines.block_spec import Unsupported
+from torchpact.core.call_args import CallArgs
+from torchpact.engines.base import Unsupported
 from torchpact.engines.recurrent import gpu as recurrent_gpu
 from torchpact.engines.recurrent import gpu_call as recurrent_gpu_call
 from torchpact.engines.recurrent import gpu_lane as recurrent_gpu_lane
-from torchpact.engines.recurrent.gpu import RecurrentGPU, fitting_weights
-from torchpact.models import HaltingUnit, never_halt
+from torchpact.engines.recurrent.gpu import GPURecurrent, GPURunner, Reader, fitting_layer
+from torchpact.engines.recurrent.runner import call_of, kernel_refusal
+from torchpact.models import never_halt
+from torchpact.specs import block_spec
 
 pytest.importorskip("triton", reason="needs Triton")
 
@@ -28,35 +31,30 @@ CUDA = torch.cuda.is_available()
 pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered in exp:RuntimeWarning")  # by NumPy
 
 
-def use(rnn, engine):
-    """Let a layer read by an engine, on whatever device."""
-    object.__setattr__(rnn, "_on_gpu", lambda *_: engine)
+def runner_of(rnn):
+    """A runner, on whatever device."""
+    return GPURunner(block_spec(rnn))
 
 
-def engine_of(rnn):
-    return RecurrentGPU(rnn.block, list(rnn.parameters()))
+def reader_of(rnn):
+    return Reader(fitting_layer(block_spec(rnn)))
 
 
-def is_of(engine, rnn):
-    return engine.is_of(rnn.block, list(rnn.parameters()))
+def reason(rnn, x):
+    """Why the kernels are not for a layer or a call, whatever the device; None if they are."""
+    try:
+        return kernel_refusal(fitting_layer(block_spec(rnn)), call_of(rnn, x, CallArgs()))
+    except Unsupported as found:
+        return str(found)
 
 
-def fits(rnn, x):
-    return fitting_weights(rnn.block, rnn.block.mode, x) is not None
-
-
-def both(rnn, x, state=None, engine=None, **options):
+def both(rnn, x, state=None, runner=None, thresholds=None, **options):
     """What the kernels and the loop make of it."""
-    use(rnn, engine or engine_of(rnn))
+    assert reason(rnn, x) is None
+    bounds = None if thresholds is None else rnn.block.bounds_of(rnn.block.mode, thresholds)
+    fast = (runner or runner_of(rnn))(x, CallArgs((state,), options), bounds)
     with torch.no_grad():
-        assert fits(rnn, x)
-        fast = rnn(x, state, **options)
-        use(rnn, None)
-        rnn.compact = False
-        slow = rnn(x, state, **options)
-        rnn.compact = True
-    object.__delattr__(rnn, "_on_gpu")
-    return fast, slow
+        return fast, rnn(x, state, thresholds=thresholds, **options)
 
 
 def assert_same(fast, slow):
@@ -65,6 +63,10 @@ def assert_same(fast, slow):
     # each is of one type, which it checks; the weights of heads are large
     torch.testing.assert_close(states(fast), states(slow), rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(fast[2][:4], slow[2][:4], rtol=1e-4, atol=1e-4)
+    assert fast[2][6:] == slow[2][6:]
+    assert (fast[2].weights is None) == (slow[2].weights is None)
+    if slow[2].weights is not None:
+        assert torch.equal(fast[2].weights, slow[2].weights)
 
 
 @settings(max_examples=12, deadline=None)
@@ -167,10 +169,10 @@ def test_graphs_that_run_in_vain_in_the_end_change_nothing(monkeypatch):
 def test_rows_are_counted_anew_in_every_gathering(hidden):
     torch.manual_seed(0)
     rnn = lively(nn.RNNCell, hidden, max_steps=3)
-    engine, x = engine_of(rnn), random(3, 5, 3)
-    engine._asked_for_clusters = True  # and found none
-    assert_same(*both(rnn, x, engine=engine, lengths=[3, 1, 2, 3, 1]))
-    (lane,) = engine._lanes.values()
+    runner, x = runner_of(rnn), random(3, 5, 3)
+    runner.reader.asked_for_clusters = True  # and found none
+    assert_same(*both(rnn, x, runner=runner, lengths=[3, 1, 2, 3, 1]))
+    (lane,) = runner.reader.lanes.values()
     assert lane.counts[:, 0].max() == 0  # after the end, and never more than there were
     final = (torch.zeros(5, hidden, device=DEVICE),)
     result = recurrent_gpu_call.Result(x.flatten(0, 1), None, final, 3)
@@ -186,16 +188,16 @@ def test_with_deterministic_algorithms_all_products_are_of_one_size():
     rnn = lively()
     try:
         torch.use_deterministic_algorithms(True)
-        assert engine_of(rnn)._lane(100).sizes == [128]
+        assert reader_of(rnn).lane(100).sizes == [128]
     finally:
         torch.use_deterministic_algorithms(False)
-    assert engine_of(rnn)._lane(100).sizes == [128, 96, 64, 48, 32]
-    assert engine_of(rnn.half())._lane(100).sizes == [128, 96, 64, 48, 32, 24, 16]
+    assert reader_of(rnn).lane(100).sizes == [128, 96, 64, 48, 32]
+    assert reader_of(rnn.half()).lane(100).sizes == [128, 96, 64, 48, 32, 24, 16]
 
 
 def test_places_on_the_device_are_kept_for_one_stream(monkeypatch):
     stream, rnn = 1, lively()
-    lane = engine_of(rnn)._lane(3)
+    lane = reader_of(rnn).lane(3)
     inputs: Any = SimpleNamespace(is_cuda=True, device=torch.device("cpu"))
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda _: stream, raising=False)
     (piece,), (other,) = (recurrent_gpu_call.pieces_of(torch.tensor([3] * time), 100) for time in (2, 4))
@@ -228,17 +230,6 @@ def test_whole_sequences_come_back_laid_out_as_from_the_loop(batch_first):
     assert fast.shape == slow.shape
     for one, other in zip(ponder[:4], expected[:4], strict=True):
         assert (one.shape, one.stride(), one.dtype) == (other.shape, other.stride(), other.dtype)
-
-
-def test_a_small_product_reads_the_weights_where_they_are(monkeypatch):
-    torch.manual_seed(0)
-    rnn, x = lively(), random(3, 5, 3)
-    engine = engine_of(rnn)
-    kept, _ = both(rnn, x, engine=engine)
-    monkeypatch.setattr(recurrent_gpu, "MOST_IN_PLACE", 0)
-    copied, slow = both(rnn, x, engine=engine)
-    assert_same(copied, slow)
-    torch.testing.assert_close(kept[0], copied[0])
 
 
 @pytest.mark.parametrize("cell", CELLS)
@@ -279,137 +270,205 @@ def test_large_and_broken_numbers_come_out_as_from_the_loop():
 def test_results_are_the_callers_own():
     torch.manual_seed(0)
     rnn = lively()
-    engine, state = engine_of(rnn), (random(3, 8), random(3, 8))
+    runner, state = runner_of(rnn), (random(3, 8), random(3, 8))
     before = [part.clone() for part in state]
-    first, slow = both(rnn, random(2, 3, 3), state, engine)
-    both(rnn, random(2, 3, 3), state, engine)
+    first, slow = both(rnn, random(2, 3, 3), state, runner)
+    both(rnn, random(2, 3, 3), state, runner)
     assert_same(first, slow)
     assert all(torch.equal(part, old) for part, old in zip(state, before, strict=True))
-
-
-def test_weights_are_read_where_they_are():
-    torch.manual_seed(2)
-    rnn, x = lively(), random(2, 4, 3)
-    engine = engine_of(rnn)
-    first, _ = both(rnn, x, engine=engine)
-    for parameter in rnn.parameters():
-        parameter.data.view(-1)[::3] += 0.5
-    assert is_of(engine, rnn)
-    second, slow = both(rnn, x, engine=engine)
-    assert (first[0] - second[0]).abs().max() > 1e-3
-    assert_same(second, slow)
 
 
 @pytest.mark.parametrize(
     "change",
     [
+        lambda rnn: [parameter.data.view(-1)[::3].add_(0.5) for parameter in rnn.parameters()],
         lambda rnn: setattr(rnn.cell.weight_hh, "data", torch.randn_like(rnn.cell.weight_hh)),
         lambda rnn: setattr(rnn.cell, "weight_hh", nn.Parameter(torch.randn_like(rnn.cell.weight_hh))),
-        lambda rnn: setattr(rnn.block.steps[0], "cell", nn.LSTMCell(4, 8)),
+        lambda rnn: setattr(rnn.block.steps[0], "cell", nn.LSTMCell(4, 8).to(DEVICE)),
         lambda rnn: setattr(rnn.cell, "bias_hh", None),
         lambda rnn: setattr(rnn.block, "max_steps", 9),
-        lambda rnn: rnn.block.halting.__setitem__(0, HaltingUnit(8)),
+        lambda rnn: setattr(rnn.cell.weight_hh, "data", torch.randn(8, 32, device=DEVICE).t()),
     ],
-    ids=["data", "parameter", "cell", "bias", "steps", "head"],
+    ids=["values", "data", "parameter", "cell", "bias", "steps", "transposed"],
 )
-def test_what_a_graph_would_not_see_needs_another(change):
-    rnn = lively()
-    engine = engine_of(rnn)
-    assert is_of(engine, rnn)
-    change(rnn)
-    assert not is_of(engine, rnn)
+def test_a_runner_is_of_the_layer_as_it_is_when_it_is_built(change):
+    torch.manual_seed(2)
+    rnn, x = lively(), random(3, 4, 3)
+    first, _ = both(rnn, x)
+    with torch.no_grad():
+        change(rnn)
+    second, slow = both(rnn, x)
+    assert (first[0] - second[0]).abs().max() > 1e-3
+    assert_same(second, slow)
+
+
+@pytest.mark.parametrize("bound", [-math.inf, -30.0, 0.5, 30.0, math.inf])
+@pytest.mark.parametrize("whole", [True, False])
+def test_one_threshold_for_all_heads(bound, whole):
+    torch.manual_seed(1)
+    rnn, x = lively(), random(3, 6, 3)
+    lengths = None if whole else [3, 1, 2, 3, 1, 2]
+    fast, slow = both(rnn, x, thresholds=tp.Thresholds([[bound] * 3]), lengths=lengths)
+    assert_same(fast, slow)
+    expected = {-math.inf: 1, math.inf: 4}.get(bound)
+    assert expected is None or slow[2].steps.max() == slow[2].steps[slow[2].steps > 0].min() == expected
+
+
+def test_a_threshold_that_all_logits_exceed_halts_even_at_minus_infinity():
+    rnn = tp.AdaptiveRNN(nn.GRUCell(4, 16), 3, halting=never_halt, mode="thresholded").to(DEVICE)
+    fast, slow = both(rnn, random(2, 3, 3), thresholds=tp.Thresholds("always"))
+    assert (fast[2].steps == 1).all()
+    assert_same(fast, slow)
+
+
+def test_thresholds_that_differ_by_head_are_left_to_the_loop():
+    rnn, x = lively(max_steps=3), random(2, 3, 3)
+    with pytest.raises(Unsupported, match=r"^expected the mode thresholded with one threshold for all heads"):
+        runner_of(rnn)(x, bounds=(0.0, 1.0))
+
+
+@pytest.mark.parametrize("batch_first", [False, True])
+def test_the_name_and_the_price_are_those_of_the_layer(batch_first):
+    rnn = lively(batch_first=batch_first)
+    rnn.block.name, rnn.block.price = "reader", 3.0
+    for options in ({}, {"lengths": [2, 1, 2]}):
+        fast, slow = both(rnn, random(3, 3, 3), **options)
+        assert_same(fast, slow)
+        assert fast[2][6:] == ("reader", 3.0)
+
+
+def test_wrong_calls_are_told_as_by_the_layer():
+    runner = runner_of(lively())
+    with pytest.raises(ValueError, match=r"^expected input of shape \(time, batch, 3\), got \(2, 3, 4\)"):
+        runner(random(2, 3, 4))
+    with pytest.raises(ValueError, match=r"^expected an initial state of shape \(\(3, 8\), \(3, 8\)\), got"):
+        runner(random(2, 3, 3), CallArgs((random(3, 8),)))
 
 
 def test_the_last_few_sizes_of_batches_are_kept():
     rnn = lively()
-    engine = engine_of(rnn)
-    lanes = [engine._lane(batch) for batch in (1, 2, 3, 4)]
-    assert engine._lane(1) is lanes[0]
-    assert engine._lane(5) is engine._lane(6)
-    assert engine._lane(2) is not lanes[1]
-    assert engine._lane(1) is lanes[0]
-    assert len(engine._lanes) == recurrent_gpu.MOST_LANES
+    reader = reader_of(rnn)
+    lanes = [reader.lane(batch) for batch in (1, 2, 3, 4)]
+    assert reader.lane(1) is lanes[0]
+    assert reader.lane(5) is reader.lane(6)
+    assert reader.lane(2) is not lanes[1]
+    assert reader.lane(1) is lanes[0]
+    assert len(reader.lanes) == recurrent_gpu.MOST_LANES
 
 
 @pytest.mark.parametrize(
-    "unlike",
+    ("unlike", "expected"),
     [
-        lambda rnn: rnn.double(),
-        lambda rnn: rnn.cell.register_forward_hook(lambda *_: None),
-        lambda rnn: rnn.block.halting[0].half(),
-        lambda rnn: setattr(rnn.block, "mode", tp.ACT()),
-        lambda rnn: setattr(rnn.block, "mode", tp.Discrete()),
-        lambda rnn: nn.utils.parametrizations.weight_norm(rnn.cell, "weight_hh"),
-        lambda rnn: setattr(rnn.cell.weight_hh, "data", torch.randn(8, 32, device=DEVICE).t()),
-        lambda rnn: setattr(rnn.block.steps[0], "cell", nn.RNNCell(4, 8, nonlinearity="relu", device=DEVICE)),
+        (
+            lambda rnn: rnn.double(),
+            "expected all weights of one device and precision (float32, bfloat16, float16",
+        ),
+        (
+            lambda rnn: rnn.cell.register_forward_hook(lambda *_: None),
+            "expected units and heads without forward",
+        ),
+        (lambda rnn: rnn.block.halting[0].half(), "expected all weights of one device and precision"),
+        (lambda rnn: setattr(rnn.block, "mode", tp.ACT()), "expected the mode thresholded, got ACT"),
+        (
+            lambda rnn: setattr(rnn.block, "mode", tp.Discrete()),
+            "expected the mode thresholded, got Discrete",
+        ),
+        (
+            lambda rnn: nn.utils.parametrizations.weight_norm(rnn.cell, "weight_hh"),
+            "expected an nn.LSTMCell, an nn.GRUCell or an nn.RNNCell with tanh, got Param",
+        ),
+        (
+            lambda rnn: setattr(
+                rnn.block.steps[0], "cell", nn.RNNCell(4, 8, nonlinearity="relu", device=DEVICE)
+            ),
+            "expected an nn.LSTMCell, an nn.GRUCell or an nn.RNNCell with tanh, got RNNCell",
+        ),
+        (
+            lambda rnn: setattr(rnn.block.steps[0], "cell", nn.RNNCell(4, 5000, device=DEVICE)),
+            "expected at most 4096",
+        ),
     ],
-    ids=["double", "hook", "half head", "act", "discrete", "parametrized", "transposed", "relu"],
+    ids=["double", "hook", "half head", "act", "discrete", "parametrized", "relu", "large"],
 )
-def test_what_the_kernels_do_not_do_is_left_to_the_loop(unlike):
+def test_layers_that_the_kernels_are_not_there_for_are_refused_with_the_reason(unlike, expected):
     rnn = lively()
     x = random(2, 3, 3)
-    assert fits(rnn, x)
+    assert reason(rnn, x) is None
     unlike(rnn)
-    assert not fits(rnn, x.to(rnn.cell.weight_hh.dtype))
+    found = reason(rnn, x.to(rnn.cell.weight_hh.dtype))
+    assert found.startswith(expected)
+    assert "\n" not in found
 
 
-def test_under_autocast_and_in_another_precision_there_is_the_loop():
+def test_calls_that_the_kernels_are_not_there_for_are_refused_with_the_reason():
     rnn, x = lively(), random(2, 3, 3)
     with torch.autocast(DEVICE, torch.bfloat16):
-        assert not fits(rnn, x)
-    assert not fits(rnn, x.half())
+        assert reason(rnn, x) == "expected a call without autocast, got one with"
+    assert reason(rnn, x.half()).startswith("expected inputs and states of torch.float32 on ")
+    assert not runner_of(rnn).accepts(x, CallArgs(((random(3, 8), random(3, 8).half()),)))
 
 
-def test_where_kernels_cannot_be_made_there_is_the_loop(monkeypatch):
+@pytest.mark.skipif(CUDA, reason="with a CUDA device that is the device")
+def test_layers_on_other_devices_are_refused():
+    rnn, x = lively(), random(2, 3, 3)
+    expected = "expected a layer on a CUDA device, got one on cpu"
+    assert GPURecurrent().supports(block_spec(rnn), CallArgs((x,))) == expected
+    with pytest.raises(Unsupported, match=f"^{expected}$"):
+        GPURecurrent().build(block_spec(rnn), CallArgs((x,)))
+
+
+def test_where_kernels_cannot_be_made_calls_are_refused_with_the_reason(monkeypatch):
+    tried = []
+
     def fail(*_):
-        raise OSError("no compiler")
+        tried.append(1)
+        raise OSError("no\ncompiler")
 
-    rnn = lively()
+    rnn, x = lively(), random(2, 3, 3)
     monkeypatch.setattr(recurrent_gpu, "clusters_for", lambda *_: None)
     monkeypatch.setattr(recurrent_gpu, "Lane", fail)
-    engine = engine_of(rnn)
-    assert not engine.is_ready(3)
-    assert engine.problem == "no compiler"
-    with torch.no_grad():
-        assert rnn(random(2, 3, 3))[0].shape == (2, 3, 8)
+    runner = runner_of(rnn)
+    for _ in range(2):
+        with pytest.raises(Unsupported, match=r"^no kernels \(no compiler\)$"):
+            runner(x)
+    assert len(tried) == 1
+    with pytest.raises(Unsupported, match=r"^no kernels \(no compiler\)$"):
+        runner.prepare(call_of(rnn, x, CallArgs()))
 
 
 def test_where_there_is_no_room_for_clusters_they_are_asked_for_again(monkeypatch):
     def full(*_):
         raise torch.OutOfMemoryError("full")
 
-    rnn = lively()
-    engine = engine_of(rnn)
+    reader = reader_of(lively())
     monkeypatch.setattr(recurrent_gpu, "clusters_for", full)
-    assert not engine.is_ready(3)
-    assert engine.problem is None
+    with pytest.raises(Unsupported, match=r"^no memory for its buffers \(full\)$"):
+        reader.for_batch(3)
+    assert reader.problem is None
     clusters = SimpleNamespace(most_rows=3)
     monkeypatch.setattr(recurrent_gpu, "clusters_for", lambda *_: clusters)
-    assert engine.is_ready(3)
-    assert engine._reader(3) is clusters
+    assert reader.for_batch(3) is clusters
 
 
 def test_where_clusters_cannot_be_made_there_are_graphs_and_the_reason(monkeypatch):
     def refuse(*_):
-        raise Unsupported("recurrent: no clusters")
+        raise Unsupported("no clusters")
 
-    rnn = lively()
-    engine = engine_of(rnn)
+    reader = reader_of(lively())
     monkeypatch.setattr(recurrent_gpu, "clusters_for", refuse)
-    assert engine.is_ready(3)
-    assert engine.problem is None
-    assert engine.without_clusters == "recurrent: no clusters"
-    assert engine._lanes
+    assert reader.for_batch(3) is reader.lane(3)
+    assert reader.problem is None
+    assert reader.without_clusters == "no clusters"
 
 
-def test_a_layer_that_was_run_leaves_nothing_behind():
+def test_a_runner_that_is_dropped_leaves_nothing_behind():
     rnn = lively()
-    engine = engine_of(rnn)
-    both(rnn, random(1, 2, 3), engine=engine)
-    left = [weakref.ref(rnn.block), weakref.ref(rnn.cell.weight_hh)]
-    del rnn
+    runner = runner_of(rnn)
+    both(rnn, random(1, 2, 3), runner=runner)
+    left = [weakref.ref(rnn.block), weakref.ref(rnn.cell.weight_hh), weakref.ref(runner.reader)]
+    del rnn, runner
     gc.collect()
-    assert [each() for each in left] == [None, None]
+    assert [each() for each in left] == [None, None, None]
 
 
 def test_kernels_compile_for_a_device_that_is_not_here(tmp_path):

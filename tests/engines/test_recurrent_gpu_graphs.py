@@ -1,15 +1,20 @@
-"""Recurrent layers on a GPU, by clusters and in CUDA graphs, as AdaptiveRNN chooses, against its loop."""
+"""Recurrent layers on a GPU, by clusters and in CUDA graphs, as the engine chooses, against the loop."""
 
+import math
 import threading
 
 import pytest
 import torch
 
+import torchpact as tp
 from tests.engines.recurrent_layers import CELLS, decided, lively, random, states
+from torchpact.engines.base import CallArgs
 from torchpact.engines.recurrent import cluster as recurrent_cluster
 from torchpact.engines.recurrent import gpu as recurrent_gpu
-from torchpact.models import StackedRNN
+from torchpact.engines.recurrent.gpu import GPURecurrent
+from torchpact.specs import block_spec
 
+ENGINE = GPURecurrent()
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device: graphs"),
@@ -25,13 +30,19 @@ def have_clusters():
     return torch.cuda.get_device_capability() >= (9, 0)
 
 
-def alike(rnn, x, **options):
-    """Compare a layer's own choice with the loop, where rounding does not decide; the batch comes first."""
+def built(rnn, x, **options):
+    """A runner of a layer for calls like one."""
+    example = CallArgs((x,), options)
+    assert ENGINE.supports(block_spec(rnn), example) is None
+    return ENGINE.build(block_spec(rnn), example)
+
+
+def alike(rnn, x, runner=None, bounds=None, **options):
+    """Compare a runner with the loop, where rounding does not decide; the batch comes first."""
+    fast = (runner or built(rnn, x, **options))(x, CallArgs((), options), bounds)
+    thresholds = None if bounds is None else tp.Thresholds([bounds])
     with torch.no_grad():
-        fast = rnn(x, **options)
-        rnn.compact = False
-        slow = rnn(x, **options)
-        rnn.compact = True
+        slow = rnn(x, thresholds=thresholds, **options)
     clear = decided(slow[2])
     assert clear.double().mean() > 0.9
     assert torch.equal(fast[2].steps[clear], slow[2].steps[clear])
@@ -48,16 +59,14 @@ def alike(rnn, x, **options):
 def test_graphs_are_the_loop(cell, hidden, batch, without_clusters):
     torch.manual_seed(0)
     rnn = lively(cell, hidden, max_steps=5, batch_first=True)
-    for time in (6, 9):
-        alike(rnn, random(batch, time, 3))
-        alike(rnn, random(batch, time, 3), lengths=torch.randint(1, time + 1, (batch,)))
-    engine = recurrent_gpu._MADE[rnn.block]
-    assert engine.problem is None
-    (lane,) = engine._lanes.values()
+    runner = built(rnn, random(batch, 6, 3))
+    (lane,) = runner.reader.lanes.values()
     assert list(lane.graphs) == lane.sizes
-    recurrent_gpu.forget(rnn.block)
-    alike(rnn, random(batch, 2, 3))
-    assert recurrent_gpu._MADE[rnn.block] is not engine
+    for time in (6, 9):
+        alike(rnn, random(batch, time, 3), runner)
+        alike(rnn, random(batch, time, 3), runner, lengths=torch.randint(1, time + 1, (batch,)))
+    assert runner.reader.problem is None
+    assert [*runner.reader.lanes.values()] == [lane]
 
 
 @pytest.mark.parametrize("cell", CELLS)
@@ -69,18 +78,36 @@ def test_clusters_are_the_loop(cell, hidden, batch):
         pytest.skip("needs a device with clusters: Hopper or later")
     torch.manual_seed(0)
     rnn = lively(cell, hidden, max_steps=5, batch_first=True)
+    runner = built(rnn, random(batch, 6, 3))
     for time in (6, 9):
-        alike(rnn, random(batch, time, 3))
-        alike(rnn, random(batch, time, 3), lengths=torch.randint(1, time + 1, (batch,)))
-    alike(rnn, random(1, 7, 3))
-    engine = recurrent_gpu._MADE[rnn.block]
-    assert engine.problem is None
-    assert engine._clusters is not None
-    assert not engine._lanes
+        alike(rnn, random(batch, time, 3), runner)
+        alike(rnn, random(batch, time, 3), runner, lengths=torch.randint(1, time + 1, (batch,)))
+    alike(rnn, random(1, 7, 3), runner)
+    assert runner.reader.problem is None
+    assert runner.reader.clusters is not None
+    assert not runner.reader.lanes
     x = random(batch, 4, 3)
+    assert torch.equal(runner(x)[0], runner(x)[0])
+
+
+@pytest.mark.parametrize("clusters", [True, False])
+@pytest.mark.parametrize("bound", [-math.inf, -30.0, 0.5, 30.0, math.inf])
+def test_one_threshold_for_all_heads(bound, clusters, monkeypatch):
+    torch.manual_seed(1)
+    if not clusters:
+        monkeypatch.setattr(recurrent_gpu, "clusters_for", lambda *_: None)
+    rnn, x = lively(hidden=64, batch_first=True), random(70, 6, 3)
+    runner = built(rnn, x)
     with torch.no_grad():
-        first, again = rnn(x), rnn(x)
-    assert torch.equal(first[0], again[0])
+        slow = rnn(x, thresholds=tp.Thresholds(bound))
+    fast = runner(x, bounds=(bound,) * 3)
+    clear = (torch.sigmoid(torch.tensor(bound)) - slow[2].probs[:-1]).abs().flatten(2).amin((0, 2)) > 1e-5
+    assert math.isinf(bound) or clear.double().mean() > 0.3
+    clear = clear | math.isinf(bound)
+    assert torch.equal(fast[2].steps[clear], slow[2].steps[clear])
+    torch.testing.assert_close(fast[0][clear], slow[0][clear], rtol=1e-4, atol=2e-5)
+    expected = {-math.inf: 1, math.inf: 4}.get(bound)
+    assert expected is None or (fast[2].steps == expected).all()
 
 
 @pytest.mark.parametrize("cell", CELLS)
@@ -98,22 +125,13 @@ def test_graphs_begin_a_large_batch_and_clusters_end_it(cell, hidden, batch, mon
     monkeypatch.setattr(recurrent_cluster.Clusters, "finish", watched)
     rnn = lively(cell, hidden, max_steps=5, batch_first=True)
     x = random(batch, 9, 3)
-    alike(rnn, x, lengths=torch.randint(1, 10, (batch,)))
+    runner = built(rnn, x)
+    alike(rnn, x, runner, lengths=torch.randint(1, 10, (batch,)))
     assert len(left) == 1
-    alike(rnn, x)
-    clusters = recurrent_gpu._MADE[rnn.block]._clusters
+    alike(rnn, x, runner)
+    clusters = runner.reader.clusters
     assert clusters is not None
     assert 0 < max(left) <= clusters.most_rows
-
-
-def test_clusters_see_weights_that_change():
-    torch.manual_seed(2)
-    rnn, x = lively(hidden=64, batch_first=True), random(30, 4, 3)
-    first = alike(rnn, x)
-    for parameter in rnn.parameters():
-        parameter.data.view(-1)[::3] += 0.1
-    second = alike(rnn, x)
-    assert (first[0] - second[0]).abs().max() > 1e-3
 
 
 def test_where_there_is_no_compiler_for_clusters_there_are_graphs(monkeypatch):
@@ -123,11 +141,12 @@ def test_where_there_is_no_compiler_for_clusters_there_are_graphs(monkeypatch):
     torch.manual_seed(0)
     monkeypatch.setattr(recurrent_cluster, "_loaded", refuse)
     rnn = lively(hidden=64, batch_first=True)
-    alike(rnn, random(30, 4, 3))
-    engine = recurrent_gpu._MADE[rnn.block]
-    assert engine._clusters is None
-    assert engine.without_clusters == ("recurrent: no clusters (no)" if have_clusters() else None)
-    assert engine._lanes
+    x = random(30, 4, 3)
+    runner = built(rnn, x)
+    alike(rnn, x, runner)
+    assert runner.reader.clusters is None
+    assert runner.reader.without_clusters == ("no clusters (no)" if have_clusters() else None)
+    assert runner.reader.lanes
 
 
 @pytest.mark.parametrize("clusters", [True, False])
@@ -137,28 +156,23 @@ def test_half_precision(dtype, clusters, monkeypatch):
     if not clusters:
         monkeypatch.setattr(recurrent_gpu, "clusters_for", lambda *_: None)
     rnn, x = lively(hidden=128).to(dtype), random(5, 64, 3, dtype=dtype)
+    fast = built(rnn, x)(x)
     with torch.no_grad():
-        fast = rnn(x)
-        assert recurrent_gpu._MADE[rnn.block].problem is None
-        exact = rnn.float()
-        exact.compact = False
-        slow = exact(x.float())
+        slow = rnn.float()(x.float())
     clear = decided(slow[2], 0.4)
     assert clear.any()
     assert torch.equal(fast[2].steps[clear], slow[2].steps[clear])
     assert (fast[0][:, clear] - slow[0][:, clear]).abs().max() < 5e-2
 
 
-def test_layers_upon_layers_in_inference_mode():
+def test_in_inference_mode():
     torch.manual_seed(0)
-    layers = [lively(hidden=64), lively(hidden=32, features=64)]
-    stacked, x = StackedRNN(layers), random(6, 40, 3)
+    rnn, x = lively(hidden=64), random(6, 40, 3)
     with torch.inference_mode():
-        first, again = stacked(x)[0], stacked(x)[0]
+        runner = built(rnn, x)
+        first, again = runner(x)[0], runner(x)[0]
     torch.testing.assert_close(first, again)
-    assert all(recurrent_gpu._MADE[layer.block].problem is None for layer in layers)
-    with torch.no_grad():
-        torch.testing.assert_close(stacked(x)[0], first)
+    torch.testing.assert_close(runner(x)[0], first)
 
 
 @pytest.mark.parametrize("clusters", ["all", "rest", "none"])
@@ -168,20 +182,19 @@ def test_several_threads_on_streams_of_their_own(clusters, monkeypatch):
     if clusters == "none":
         monkeypatch.setattr(recurrent_gpu, "clusters_for", lambda *_: None)
     rnn, inputs = lively(hidden=64, batch_first=True), [random(50, 8, 3) for _ in range(4)]
+    runner = built(rnn, inputs[0])
     if clusters == "rest" and have_clusters():
-        alike(rnn, inputs[0])
-        used = recurrent_gpu._MADE[rnn.block]._clusters
-        assert used is not None
-        used.most_rows = 20
+        assert runner.reader.clusters is not None
+        runner.reader.clusters.most_rows = 20
     lengths = (8, 5, 7)
-    expected = [[alike(rnn, x[:, :time])[0] for time in lengths] for x in inputs]
+    expected = [[alike(rnn, x[:, :time], runner)[0] for time in lengths] for x in inputs]
     found: list[list[torch.Tensor]] = [[] for _ in inputs]
 
     def read(index):
-        with torch.no_grad(), torch.cuda.stream(torch.cuda.Stream()):
+        with torch.cuda.stream(torch.cuda.Stream()):
             torch.cuda.current_stream().wait_stream(torch.cuda.default_stream())
             for _ in range(5):
-                found[index] = [rnn(inputs[index][:, :time])[0] for time in lengths]
+                found[index] = [runner(inputs[index][:, :time])[0] for time in lengths]
             torch.cuda.current_stream().synchronize()
 
     threads = [threading.Thread(target=read, args=(index,)) for index in range(len(inputs))]
@@ -201,14 +214,28 @@ def test_what_cannot_be_captured_is_started_one_by_one(monkeypatch, without_clus
     monkeypatch.setattr(torch.cuda.CUDAGraph, "capture_begin", refuse)
     monkeypatch.setattr(torch.cuda.CUDAGraph, "capture_end", refuse)
     rnn = lively(hidden=64, batch_first=True)
-    alike(rnn, random(50, 6, 3))
-    (lane,) = recurrent_gpu._MADE[rnn.block]._lanes.values()
+    x = random(50, 6, 3)
+    runner = built(rnn, x)
+    alike(rnn, x, runner)
+    (lane,) = runner.reader.lanes.values()
     assert not lane.graphs
 
 
 def test_it_can_be_switched_off(monkeypatch):
     monkeypatch.setenv("TORCHPACT_NATIVE", "0")
-    rnn, x = lively(), random(2, 3, 3)
-    assert recurrent_gpu.kernel_for(rnn.block, rnn.block.mode, x, 3) is None
+    rnn, example = lively(), CallArgs((random(2, 3, 3),))
+    assert ENGINE.supports(block_spec(rnn), example) == "no compiled kernels, as TORCHPACT_NATIVE=0 asks"
     monkeypatch.delenv("TORCHPACT_NATIVE")
-    assert recurrent_gpu.kernel_for(rnn.block, rnn.block.mode, x, 3) is not None
+    assert ENGINE.supports(block_spec(rnn), example) is None
+
+
+def test_a_call_that_is_captured_or_elsewhere_is_refused():
+    rnn, x = lively(), random(2, 3, 3)
+    runner = built(rnn, x)
+    assert runner.accepts(x, CallArgs())
+    assert not runner.accepts(x.cpu(), CallArgs())
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        assert not runner.accepts(x, CallArgs())
+        x.add_(1)
+    assert runner.accepts(x, CallArgs())

@@ -9,7 +9,7 @@ from torchpact.engines import timing
 def let_others(monkeypatch, used, idle, wall=10.0):
     """What the system tells: seconds of the clock, of cores used by others, of cores that were idle."""
     moments = iter([(100.0, 50.0, 20.0), (100.0 + wall, 50.0 + used, 20.0 + idle)])
-    monkeypatch.setattr(timing.Others, "_now", staticmethod(lambda: next(moments)))
+    monkeypatch.setattr(timing.CpuContention, "_now", staticmethod(lambda: next(moments)))
 
 
 @pytest.mark.parametrize(
@@ -17,12 +17,12 @@ def let_others(monkeypatch, used, idle, wall=10.0):
 )
 def test_says_whether_other_programs_were_in_the_way(monkeypatch, used, idle, said):
     let_others(monkeypatch, used, idle)
-    assert timing.Others().in_the_way() is said
+    assert timing.CpuContention().is_high() is said
 
 
 def test_what_the_system_does_not_tell_is_nothing_in_the_way(monkeypatch):
-    monkeypatch.setattr(timing.Others, "_now", staticmethod(lambda: None))
-    assert not timing.Others().in_the_way()
+    monkeypatch.setattr(timing.CpuContention, "_now", staticmethod(lambda: None))
+    assert not timing.CpuContention().is_high()
 
 
 @pytest.mark.parametrize("used", [0.0, 6.0])

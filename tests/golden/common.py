@@ -93,8 +93,8 @@ def flat(name: str, value: Any) -> Fields:
     if value is None:
         return {}
     whole: dict[str, Any]
-    if isinstance(value, tp.Ponder):
-        whole = value._asdict()
+    if isinstance(value, tp.Ponder):  # weights, name and price came later
+        whole = dict(zip(value._fields[:5], value[:5], strict=True))
     elif isinstance(value, PackedSequence):
         whole = {"data": value.data, "batch_sizes": value.batch_sizes}
     elif isinstance(value, tuple) and hasattr(value, "_asdict"):
@@ -130,7 +130,10 @@ def nll_of(output: Any) -> Tensor:
 
 def objective(nll: Tensor, ponders: Any, tau: Any) -> Fields:
     """Differentiate what a network is trained by; return it, and the baseline."""
-    several = [ponders] if isinstance(ponders, tp.Ponder) else ponders
+    several = [ponders] if isinstance(ponders, tp.Ponder) else [*ponders]
+    # over all positions alike, as it was before padding had a weight
+    several = [ponder._replace(weights=None) for ponder in several]
+    ponders = several[0] if isinstance(ponders, tp.Ponder) else several
     if several and all(ponder.log_prob is not None for ponder in several):
         baseline = tp.EMABaseline(decay=0.9)
         baseline(torch.tensor([-1.0, -2.0]))  # else it starts from 0

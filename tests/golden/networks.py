@@ -25,6 +25,8 @@ from tests.golden.common import (
     varied,
 )
 from tests.golden.digest import Fields
+from torchpact.flops.attention import attention_flops
+from torchpact.nn.transformer import attention_layer
 
 CONFIGS: dict[str, dict[str, Any]] = {
     "pixel": {},
@@ -193,7 +195,10 @@ def transformer_alone() -> Fields:
     x, gate = uniform(3, 6, 16), (uniform(3, 6, 1) > 0).float()
     gate[1] = 0
     fields: Fields = {"open": unit(x), "gated": unit(x, gate=gate), "soft": unit(x, gate=gate * 0.4)}
-    return fields | {"flops": unit.flops_where(gate > 0, x.shape), "state": " ".join(unit.state_dict())}
+    return fields | {
+        "flops": attention_flops(attention_layer(unit), gate > 0, x.size(1)),
+        "state": " ".join(unit.state_dict()),
+    }
 
 
 TRANSFORMERS = ("token", "example", "padding", "causal", "causal-padding", "large")

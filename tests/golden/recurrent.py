@@ -81,7 +81,7 @@ def packed(cell: str, name: str) -> Fields:
 
 
 def not_compact(cell: str, name: str) -> Fields:
-    return run(rnn(cell, compact=False), (uniform(4, 5, 3),), name)
+    return run(rnn(cell), (uniform(4, 5, 3),), name)
 
 
 def time_first(name: str) -> Fields:

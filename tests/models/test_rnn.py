@@ -5,16 +5,11 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pack_sequence, pad_packed_sequence
 
 import torchpact as tp
 from tests.problems import assert_mean_is
-from torchpact.engines import Unsupported
-from torchpact.engines.conv.native import engine as native
-from torchpact.engines.recurrent import native as recurrent
 from torchpact.models import StackedRNN, never_halt
 from torchpact.nn import rnn as module
 
@@ -49,9 +44,11 @@ def assert_same(got, wanted):
     for mine, theirs in zip(parts(got[1]), parts(wanted[1]), strict=True):
         torch.testing.assert_close(mine, theirs)
     for mine, theirs in zip(got[2], wanted[2], strict=True):
-        assert (mine is None) == (theirs is None)
-        if mine is not None:
+        assert type(mine) is type(theirs)
+        if isinstance(mine, Tensor):
             torch.testing.assert_close(mine, theirs)
+        else:
+            assert mine == theirs
 
 
 # One iteration is the recurrent network that torch has
@@ -314,9 +311,11 @@ def test_padded_packed_and_single_sequences_agree(cell, mode, grad):
             torch.testing.assert_close(output[:length, i], single[0][:, 0])
             for whole, part in zip(parts(final), parts(single[1]), strict=True):
                 torch.testing.assert_close(whole[i], part[0])
+            assert single[2].weights is None
             for whole, part in zip(ponder, single[2], strict=True):
-                if part is not None:
+                if isinstance(part, Tensor):
                     torch.testing.assert_close(whole[..., i, :length], part[..., 0, :])
+        assert ponder.weights.tolist() == [[1.0] * length + [0.0] * (6 - length) for length in LENGTHS]
 
 
 @pytest.mark.parametrize("mode", MODES, ids=str)
@@ -338,13 +337,11 @@ def test_padding_is_never_looked_at_and_costs_nothing(mode, grad):
     assert not ponder.active[:, padding].any()
     for field in (ponder.expected_steps, ponder.cost, ponder.log_prob):
         assert field is None or (field[padding] == 0).all()
+    assert sum(rows) <= rnn.max_steps * sum(LENGTHS)
     if grad:
-        assert sum(rows) <= rnn.max_steps * sum(LENGTHS)
         (output.sum() + ponder.cost.sum()).backward()
         assert (x.grad[padding] == 0).all()
         assert all(p.grad is None or p.grad.isfinite().all() for p in rnn.parameters())
-    elif mode.leaves:
-        assert sum(rows) == ponder.steps.sum()
 
 
 def test_lengths_may_leave_the_whole_batch_shorter_than_the_input():
@@ -353,6 +350,7 @@ def test_lengths_may_leave_the_whole_batch_shorter_than_the_input():
     assert output.shape == (6, 5, 5)
     assert ponder.steps.shape == (5, 6)
     assert (output[2:] == 0).all()
+    assert ponder.weights.sum(1).tolist() == [2, 1, 2, 1, 1]
 
 
 def test_sorted_packed_sequences_come_back_as_they_came():
@@ -478,49 +476,18 @@ def test_reinforce_has_the_exact_gradient():
     assert_mean_is(torch.stack(samples), exact)
 
 
-def test_relaxed_loss_trains_and_reports_the_mean_over_time():
+def test_relaxed_loss_trains_and_reports_the_mean_over_real_time_steps():
     rnn = make()
     output, _, ponder = rnn(batch(), lengths=LENGTHS)
-    nll = output.square().sum(2).mean(0)
+    nll = output.square().sum(2).sum(0) / torch.tensor(LENGTHS)
     loss = tp.map_loss(nll, ponder, tau=0.1)
-    torch.testing.assert_close(loss, nll.mean() + 0.1 * ponder.cost.sum() / 30)
+    costs = [ponder.cost[i, :length].mean() for i, length in enumerate(LENGTHS)]
+    torch.testing.assert_close(loss, nll.mean() + 0.1 * torch.stack(costs).mean())
     loss.backward()
     assert all(p.grad.abs().sum() > 0 for p in rnn.parameters())
 
 
-# Leaving the batch
-
-
-@settings(max_examples=60)
-@given(
-    st.integers(1, 6),
-    st.integers(1, 6),
-    st.sampled_from([-60.0, -2.0, 0.0, 2.0, 60.0]),
-    st.sampled_from(CELLS),
-    st.sampled_from(["discrete", "thresholded", "act"]),
-    st.lists(st.integers(1, 4), min_size=1, max_size=6),
-)
-def test_leaving_the_batch_changes_nothing(max_steps, seed, bias, cell, mode, lengths):
-    rnn = make(cell, max_steps=max_steps, seed=seed, bias=bias, mode=mode)
-    x = torch.randn(4, len(lengths), 3, dtype=torch.double)
-    with torch.no_grad():
-        torch.manual_seed(seed)
-        compact = rnn(x, lengths=lengths)
-        rnn.compact = False
-        torch.manual_seed(seed)
-        dense = rnn(x, lengths=lengths)
-    assert_same(compact, dense)
-
-
-@pytest.mark.parametrize("mode", [tp.Thresholded(), tp.Discrete(), tp.ACT()], ids=str)
-def test_without_gradients_the_cell_sees_active_examples_only(mode):
-    rnn = make(mode=mode, max_steps=8, bias=-1.0)
-    rows = []
-    rnn.cell.register_forward_pre_hook(lambda _, args: rows.append(len(args[0])))
-    with torch.no_grad():
-        _, _, ponder = rnn(batch(batch=40))
-    assert sum(rows) == ponder.steps.sum()
-    assert ponder.steps.unique().numel() > 3
+# Without gradients
 
 
 @pytest.mark.parametrize("mode", [tp.Thresholded(), tp.ACT()], ids=str)
@@ -535,60 +502,30 @@ def test_inference_gives_the_outputs_and_steps_of_training(mode):
     assert torch.equal(quick.cost, ponder.steps.double() if mode.hard else ponder.cost)
 
 
-def thresholded_in_single_precision():
-    torch.manual_seed(0)
-    return tp.AdaptiveRNN(nn.LSTMCell(4, 5), max_steps=3, mode="thresholded", halting_bias=0.0)
-
-
-def assert_runs_without_a_kernel(monkeypatch, capfd, recwarn):
-    """A first call in a process gives what the loop does, says nothing and loads nothing."""
-    for found in (recurrent._there, recurrent.library, native.library):
-        found.cache_clear()
-    monkeypatch.setattr("ctypes.CDLL", lambda *_: pytest.fail("a kernel was loaded"))
-    rnn, x = thresholded_in_single_precision(), torch.randn(4, 3, 3)
-    try:
+def test_draws_do_not_depend_on_what_has_halted():
+    drawn = []
+    for bias in (-60.0, 0.0, 60.0):
+        generator = torch.Generator().manual_seed(4)
         with torch.no_grad():
-            output, state, ponder = rnn(x)
-            assert recurrent.kernel_for(rnn.block, rnn.block.mode) is None
-            rnn.compact = False
-            assert_same((output, state, ponder), rnn(x))
-        with pytest.raises(Unsupported) as error:
-            native.library()
-    finally:
-        recurrent._there.cache_clear()
-    assert not recwarn.list
-    assert capfd.readouterr() == ("", "")
-    return str(error.value)
+            make(bias=bias, mode=tp.Discrete(generator=generator))(batch(), lengths=LENGTHS)
+        drawn.append(torch.rand(3, generator=generator))
+    assert torch.equal(drawn[0], drawn[1])
+    assert torch.equal(drawn[0], drawn[2])
 
 
-def test_an_environment_variable_forbids_the_compiler(monkeypatch, capfd, recwarn):
-    monkeypatch.setattr("subprocess.run", lambda *_, **__: pytest.fail("a compiler ran"))
-    monkeypatch.setenv("TORCHPACT_NATIVE", "0")
-    reason = assert_runs_without_a_kernel(monkeypatch, capfd, recwarn)
-    assert reason == "native: no compiled kernels, as TORCHPACT_NATIVE=0 asks"
-
-
-def test_the_environment_variable_is_heeded_after_a_kernel_was_loaded_too(monkeypatch):
-    rnn = thresholded_in_single_precision()
-    before = recurrent.kernel_for(rnn.block, rnn.block.mode)
-    monkeypatch.setenv("TORCHPACT_NATIVE", "0")
-    assert recurrent.kernel_for(rnn.block, rnn.block.mode) is None
-    monkeypatch.delenv("TORCHPACT_NATIVE")
-    assert recurrent.kernel_for(rnn.block, rnn.block.mode) is before
-
-
-def test_without_a_compiler_the_loop_runs_quietly(monkeypatch, capfd, recwarn, tmp_path):
-    monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.delenv("CXX", raising=False)
-    assert "found none" in assert_runs_without_a_kernel(monkeypatch, capfd, recwarn)
-
-
-def test_with_a_compiler_that_fails_the_loop_runs_quietly(monkeypatch, capfd, recwarn, tmp_path):
-    (tmp_path / "c++").write_text("#!/bin/sh\necho broken >&2\nexit 1\n")
-    (tmp_path / "c++").chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:/bin")
-    monkeypatch.delenv("CXX", raising=False)
-    assert "c++ failed (broken)" in assert_runs_without_a_kernel(monkeypatch, capfd, recwarn)
+@pytest.mark.parametrize("halting", [None, never_halt])
+def test_thresholds_of_a_run_come_before_those_of_the_mode(halting):
+    rnn = make(mode="thresholded", **({} if halting is None else {"halting": halting}))
+    with torch.no_grad():
+        own = rnn(batch())[2].steps
+        assert (rnn(batch(), thresholds=tp.Thresholds("always"))[2].steps == 1).all()
+        assert (rnn(batch(), thresholds=tp.Thresholds([["never", "always", "never"]]))[2].steps == 2).all()
+        assert (rnn(batch(), thresholds=tp.Thresholds("never"))[2].steps == 4).all()
+        assert torch.equal(rnn(batch(), thresholds=0.5)[2].steps, own)
+        with tp.use_thresholds(rnn, tp.Thresholds("always")):
+            assert (rnn(batch())[2].steps == 1).all()
+    with pytest.raises(ValueError, match="expected the mode thresholded with thresholds, got ACT"):
+        rnn(batch(), mode="act", thresholds=0.5)
 
 
 # Being a good module
@@ -627,6 +564,13 @@ def test_any_cell_of_the_same_shape_will_do(mode, grad):
     torch.testing.assert_close(output[1, 0], state.fast[0])
     torch.testing.assert_close(output[3, 1], state.fast[1])
     assert ponder.probs.shape == (3, 2, 4)
+
+
+@pytest.mark.parametrize("compact", [True, False])
+def test_compact_does_nothing_but_warn(compact):
+    with pytest.warns(DeprecationWarning, match=r"use torchpact\.deploy to skip halted examples"):
+        rnn = make(mode="thresholded", compact=compact)
+    assert_same(rnn(batch()), make(mode="thresholded")(batch()))
 
 
 def test_use_mode_reaches_the_layer():
@@ -852,10 +796,10 @@ def test_input_and_state_are_checked_once(monkeypatch):
         monkeypatch.setattr(holder, name, watched)
 
     watch(module, "time_first")
-    watch(tp.AdaptiveRNN, "_check_state")
+    watch(tp.AdaptiveRNN, "check_state")
     rnn, state = make(nn.GRUCell, mode="thresholded"), torch.zeros(5, 5).double()
     with torch.no_grad():
         for options in ({}, {"lengths": LENGTHS}):
             checked.clear()
             rnn(batch(), state, **options)
-            assert checked == ["time_first", "_check_state"]
+            assert checked == ["time_first", "check_state"]

@@ -297,7 +297,7 @@ def test_flops_are_counted_and_deployed_networks_do_the_same(head):
     row = fast.report.measurements[0]
     assert row.flops == pytest.approx(float((cost + asked).mean()), rel=1e-3)
     if head is sure_head:
-        assert "its steps leave out by themselves who has halted" in fast.explain()
+        assert "rows" in row.seconds
 
 
 def test_compiled_it_is_masked():

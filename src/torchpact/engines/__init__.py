@@ -7,11 +7,16 @@ The table            ENGINES, register_engine
 
 from torchpact.engines.attention import rows  # noqa: F401 (registers how attention skips halted tokens)
 from torchpact.engines.base import Engine, NetworkRunner, Runner, Unsupported
+from torchpact.engines.conv.native.engine import NATIVE
+from torchpact.engines.conv.onchip import ONCHIP
+from torchpact.engines.conv.sparse import SPARSE
+from torchpact.engines.conv.triton.engine import GPU
 from torchpact.engines.deploy import deploy
 from torchpact.engines.deployed import Deployed
 from torchpact.engines.generic import positionwise  # noqa: F401 (likewise of residual steps by position)
 from torchpact.engines.generic.compact import Compact
-from torchpact.engines.generic.dense import Dense
+from torchpact.engines.generic.compiled import COMPILED
+from torchpact.engines.generic.dense import DENSE
 from torchpact.engines.generic.rows import RowsEngine
 from torchpact.engines.recurrent.compact import CompactRecurrent
 from torchpact.engines.recurrent.gpu import GPURecurrent
@@ -20,12 +25,17 @@ from torchpact.engines.registry import ENGINES, register_engine
 from torchpact.engines.report import Report
 
 for _engine in (
-    Dense(),
+    DENSE,
     Compact(),
     RowsEngine(),
+    SPARSE,
+    NATIVE,
+    GPU,
+    ONCHIP,
     NativeRecurrent(),
     GPURecurrent(),
     CompactRecurrent(),
+    COMPILED,
 ):
     register_engine(_engine)
 

@@ -13,10 +13,9 @@ from torchpact.checks import one_line
 from torchpact.core.call_args import CallArgs, first_tensor
 from torchpact.core.ponder import Ponder
 from torchpact.engines.base import NetworkRunner, Runner, Unsupported
-from torchpact.engines.conv.support import conv_block_problem
-from torchpact.engines.generic.dense import plain_runner
+from torchpact.engines.generic.dense import DENSE
 from torchpact.engines.graphs import generators_of, repeatable
-from torchpact.engines.reference import AllSteps, Reference
+from torchpact.engines.reference import Reference
 from torchpact.engines.registry import ENGINES
 from torchpact.engines.timing import interleaved
 from torchpact.specs import BlockSpec, NetworkSpec
@@ -38,7 +37,12 @@ class Choice(NamedTuple):
 
 
 def choose(
-    spec: BlockSpec, call: CallArgs, ponders: Sequence[Ponder | None], names: Sequence[str], notes: Notes
+    spec: BlockSpec,
+    call: CallArgs,
+    ponders: Sequence[Ponder | None],
+    names: Sequence[str],
+    notes: Notes,
+    asked: bool = False,
 ) -> Choice:
     """Return the fastest of the engines that can run a part on what it was given.
 
@@ -48,17 +52,18 @@ def choose(
         ponders: What it did in its calls.
         names: The engines to try.
         notes: Gets a line for each engine that cannot run it.
+        asked: Whether the engines were named, so that each gets its line.
 
     Returns:
         What runs it. Where no engine of the names can, the dense one is the choice.
 
     """
     u, context = call.args[0], CallArgs(call.args[1:], call.kwargs)
-    runners: dict[str, Runner] = built(spec, call, [n for n in names if n in ENGINES], notes)
-    if "dense" not in runners and (not runners or "dense" in names):
-        runners["dense"] = built(spec, call, ["dense"], {}).get("dense") or Reference(spec)
+    runners: dict[str, Runner] = built(spec, call, names, notes, asked)
+    if not runners:
+        runners["dense"] = DENSE.build(spec, call)
     generators = generators_of([spec.mode])
-    timed = runners | {"plain": all_steps(spec, ponders)}
+    timed = runners | {"plain": DENSE.build_plain(spec, ponders)}
     calls: dict[str, Callable[[], Any]] = {}
     for name, run in timed.items():
         if _works(run, u, context, name, notes):
@@ -72,14 +77,12 @@ def choose(
     return Choice(best, seconds, None if type(runners[best]) is Reference else runners[best], skips)
 
 
-def all_steps(spec: BlockSpec, ponders: Sequence[Ponder | None] = ()) -> Runner:
-    """Return what runs all steps of a part and decides nothing; ``ponders`` are returned in turn."""
-    plain = plain_runner(spec) if conv_block_problem(spec) is None else None
-    return AllSteps(spec, ponders or [None], plain)
-
-
 def built(
-    spec: BlockSpec | NetworkSpec, call: CallArgs, names: Sequence[str], notes: Notes
+    spec: BlockSpec | NetworkSpec,
+    call: CallArgs,
+    names: Sequence[str],
+    notes: Notes,
+    asked: bool = False,
 ) -> dict[str, Any]:
     """Return the runners of the engines that can run a part or a network, tuned on a call.
 
@@ -87,13 +90,15 @@ def built(
         spec: What is to be run.
         call: A call of it.
         names: The engines to ask.
-        notes: Gets a line for each that cannot.
+        notes: Gets a line for each that cannot, of those for parts of this kind.
+        asked: Whether others get a line, too.
 
     """
     made: dict[str, Any] = {}
+    reasons: dict[str, list[str]] = {}  # and the engines that have them
     for name in names:
         engine = ENGINES[name]
-        if isinstance(spec, NetworkSpec) and not engine.whole:
+        if not engine.concerns(spec) and (isinstance(spec, NetworkSpec) or not asked):
             continue
         try:
             reason = engine.supports(spec, call)
@@ -105,18 +110,12 @@ def built(
                 runner(first_tensor(call))  # which it may refuse
             else:
                 runner.tune(call.args[0], CallArgs(call.args[1:], call.kwargs))
-        except Unsupported as problem:
-            notes[_named(name, str(problem))] = None
-        except Exception as error:  # whatever a user's steps make of a trial
-            notes[_named(name, one_line(error))] = None
+        except Exception as problem:  # Unsupported, or whatever a user's steps make of a trial
+            reasons.setdefault(one_line(problem).removeprefix(f"{name}: "), []).append(name)
         else:
             made[name] = runner
+    notes.update({f"{', '.join(which)}: {reason}": None for reason, which in reasons.items()})
     return made
-
-
-def _named(engine: str, reason: str) -> str:
-    """Return why an engine cannot run something, beginning with its name."""
-    return reason if reason.startswith(f"{engine}: ") else f"{engine}: {reason}"
 
 
 def _timed(

@@ -104,6 +104,15 @@ class Engine(ABC):
     host_sync: ClassVar[bool] = False
     on_request: ClassVar[bool] = False
 
+    kinds: ClassVar[tuple[type, ...]] = ()
+    """The kinds of steps that it is for, as classes of specs; () is any."""
+
+    def concerns(self, spec: BlockSpec | NetworkSpec) -> bool:
+        """Whether it is for parts of this kind; why it cannot run others is not worth a note."""
+        if isinstance(spec, NetworkSpec):
+            return self.whole
+        return not self.kinds or any(isinstance(step, self.kinds) for step in spec.steps)
+
     @abstractmethod
     def supports(self, spec: BlockSpec | NetworkSpec, example: CallArgs) -> str | None:
         """Return None if it can run such a block on such a call, or one line that says why not.

@@ -97,7 +97,9 @@ def deploy(
             given.call(own)
         costs, rest = _counted(own, given, specs, notes)
         by_part: dict[str, Notes] = {name: Notes() for name in specs}
-        choices = {n: _choice(spec, calls[n], names, by_part[n]) for n, spec in specs.items()}
+        choices = {
+            n: _choice(spec, calls[n], names, by_part[n], engines is not None) for n, spec in specs.items()
+        }
         notes |= joined(by_part)
         rows = [_row(specs[n], c, calls[n], costs[n]) for n, c in choices.items() if c is not None]
         patches = {
@@ -138,16 +140,18 @@ def _counted(
         return dict.fromkeys(specs, unknown), torch.nan
 
 
-def _choice(spec: BlockSpec, calls: Sequence[Call], names: Sequence[str], notes: Notes) -> Choice | None:
+def _choice(
+    spec: BlockSpec, calls: Sequence[Call], names: Sequence[str], notes: Notes, asked: bool
+) -> Choice | None:
     """Return what runs a part fastest on what it was given first; None if it stays as it is."""
     reason = _why_as_it_is(spec, calls)
     if reason is not None:
         notes[reason] = None
         return None
-    if spec.reason:
-        notes[spec.reason] = None
     call = calls[0].given.map(channels_last) if spec.conv_units is not None else calls[0].given
-    choice = choose(spec, call, [each.ponder for each in calls], names, notes)
+    choice = choose(spec, call, [each.ponder for each in calls], names, notes, asked)
+    if spec.reason and not any(spec.reason in note for note in notes):
+        notes[spec.reason] = None
     if choice.runner is None:
         return choice
     return choice._replace(runner=as_called_block(choice.runner, call, spec, notes))

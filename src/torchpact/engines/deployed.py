@@ -65,7 +65,9 @@ class Deployed(FrozenModule):
 
     def extra_repr(self) -> str:
         """Return what runs each part for ``print``."""
-        rows = [f"{each.name}: {each.engine}" for each in self.report.measurements]
+        rows = [
+            f"{m.name}: {m.engine}" + (f" ({m.output})" if m.output else "") for m in self.report.measurements
+        ]
         name = type(self.network).__name__ if isinstance(self.network, nn.Module) else self.kind
         return f"{name}, {', '.join(rows)}"
 

@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from torchpact.core.call_args import CallArgs
+from torchpact.core.ponder import is_unknown, without_details
 from torchpact.engines.base import Runner, Unsupported
 from torchpact.engines.reference import Reference
 from torchpact.specs import BlockSpec
@@ -51,6 +52,8 @@ class PatchedPart:
             output = [x.contiguous() if isinstance(x, Tensor) else x for x in output]
         if ponder is None:
             return output[0]
+        if not self.spec.keeps_details and not is_unknown(ponder.probs):
+            ponder = without_details(ponder)
         weights = ponder.weights if weights is None else weights
         return (*output, ponder._replace(weights=weights, name=self.spec.name, price=self.spec.price))
 

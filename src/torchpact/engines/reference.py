@@ -12,7 +12,7 @@ from torchpact.core.ponder import Ponder
 from torchpact.core.state import State
 from torchpact.core.thresholds import Thresholds
 from torchpact.engines.base import NO_CONTEXT, Runner
-from torchpact.specs import BlockSpec
+from torchpact.specs import BlockSpec, dense_execution, has_gated_execution
 from torchpact.specs.blocks import Bounds
 
 
@@ -21,11 +21,13 @@ class Reference(Runner):
 
     Args:
         spec: What the part is.
+        dense: Whether gated steps compute every position, where engines could skip some.
 
     """
 
-    def __init__(self, spec: BlockSpec) -> None:
-        self.module, self.adaptive = spec.module, bool(spec.heads)
+    def __init__(self, spec: BlockSpec, dense: bool = False) -> None:
+        self.adaptive = spec.adaptive
+        self.dense = dense and any(has_gated_execution(step) for step in spec.steps)
         # the forward of the class: that of the instance may be an engine's by now
         self.forward: Any = type(spec.module).forward.__get__(spec.module)
 
@@ -34,7 +36,11 @@ class Reference(Runner):
         told = dict(context.kwargs)
         if bounds is not None:
             told["thresholds"] = Thresholds([bounds])
-        returned = self.forward(u, *context.args, **told)
+        if self.dense:
+            with dense_execution():
+                returned = self.forward(u, *context.args, **told)
+        else:
+            returned = self.forward(u, *context.args, **told)
         return returned if self.adaptive else (returned, None)
 
     def accepts(self, u: State, context: CallArgs) -> bool:
@@ -60,8 +66,6 @@ class AllSteps(Runner):
         self.turn += 1
         ponder = self.ponders[self.turn % len(self.ponders) - 1]
         block = self.spec.module
-        if self.plain is not None:
-            return self.plain(u, context)[0], ponder
         if isinstance(block, AdaptiveBlock):
             gate = None if ponder is None else torch.ones(ponder.steps.shape, device=ponder.steps.device)
             for index in range(block.max_steps):

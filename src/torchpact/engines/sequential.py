@@ -8,6 +8,7 @@ from torch.nn import functional as F
 
 from torchpact.core.ponder import Ponder, is_unknown, unknown, without_details
 from torchpact.engines.base import NO_CONTEXT, NetworkRunner, Runner, Unsupported
+from torchpact.nn.conv_units import join_patches, join_ponder
 from torchpact.specs import NetworkSpec
 from torchpact.specs.blocks import Bounds
 
@@ -38,10 +39,11 @@ class BlockByBlock(NetworkRunner):
         for run, block in zip(self.runners, self.blocks, strict=True):
             state, ponder = run(u, NO_CONTEXT, None if bounds is None else bounds.get(block.name))
             assert isinstance(state, Tensor)
-            u = state
+            u = join_patches(state)
             if ponder is None:
                 continue
-            if not block.details and not is_unknown(ponder.probs):
+            ponder = join_ponder(ponder)
+            if not block.keeps_details and not is_unknown(ponder.probs):
                 nan = unknown(images.device) if nan is None else nan
                 ponder = without_details(ponder, nan)
             ponders.append(ponder._replace(name=block.name, price=block.price))

@@ -9,8 +9,9 @@ from torch import Tensor, nn
 from torchpact.checks import one_line
 from torchpact.core.call_args import CallArgs, call_args, channels_last
 from torchpact.core.ponder import Ponder
-from torchpact.engines.autotune import Notes, all_steps, built, fastest
+from torchpact.engines.autotune import Notes, built, fastest
 from torchpact.engines.base import NetworkRunner, Runner
+from torchpact.engines.generic.dense import DENSE
 from torchpact.engines.graphs import Graphed, as_called, generators_of
 from torchpact.engines.patching import PatchedPart, Patches, patch, patched
 from torchpact.engines.reference import Reference
@@ -43,7 +44,7 @@ def as_copy(
     """
     skipping = {part: each for part, each in patches.items() if each.runner is not None}
     plain = {
-        part: PatchedPart(each.spec, all_steps(each.spec, ponders[each.spec.name]))
+        part: PatchedPart(each.spec, DENSE.build_plain(each.spec, ponders[each.spec.name]))
         for part, each in patches.items()
         if ponders[each.spec.name]
     }
@@ -126,7 +127,7 @@ def as_sequence(
     """
     generators = generators_of(block.mode for block in spec.blocks)
     in_turn = BlockByBlock(spec, [runners[b.name] or Reference(b) for b in spec.blocks])
-    plain = BlockByBlock(spec, [all_steps(block) for block in spec.blocks])
+    plain = BlockByBlock(spec, [DENSE.build_plain(block) for block in spec.blocks])
     ways: dict[str, NetworkRunner] = {}
     for name, network in built(spec, call_args(images), names, notes).items():
         otherwise: NetworkRunner = in_turn

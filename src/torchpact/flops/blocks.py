@@ -115,7 +115,8 @@ def _conv_cost(spec: BlockSpec, call: Call, batch: int) -> BlockCost:
             f"expected {title(spec.name)} to decide for {batch} examples, the first dimension of what the "
             f"network is given; got {rows}"
         )
-    flops = conv_block_flops(spec, steps, height, width).reshape(batch, -1).sum(1)
+    flops = conv_block_flops(spec, steps, height, width)
+    flops = flops.reshape(batch, -1).sum(1) if batch else flops
     plain = rows / max(batch, 1) * plain_conv_flops(spec, height, width)
     share = float(steps.double().mean()) / spec.max_steps if rows else 0.0
     return BlockCost(flops, plain, share)

@@ -1,7 +1,7 @@
 """What residual units and their halting heads are, for engines and FLOPs: see :mod:`torchpact.specs`.
 
-Specs hold the weights themselves, not copies. What a provider reads from a module has to be as its class makes it:
-layers of another kind or with other settings are refused in a line.
+Specs hold the weights themselves, not copies. What a provider reads from a module has to be as its class
+makes it: layers of another kind or with other settings are refused in a line.
 """
 
 import torch

@@ -66,7 +66,7 @@ class Bottleneck(nn.Module):
 
     def forward(self, u: Tensor, gate: Tensor | None = None) -> Tensor:
         """Return u + f(u)·gate."""
-        residual = self.conv1(activated(self.norm1, u))
+        residual: Tensor = self.conv1(activated(self.norm1, u))
         residual = self.conv3(activated(self.norm3, self.conv2(activated(self.norm2, residual))))
         return shortcut(u, self.stride, self.padding) + (residual if gate is None else residual * gate)
 

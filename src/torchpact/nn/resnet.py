@@ -138,9 +138,7 @@ def resnet(net: ResNet) -> NetworkSpec:
         kind = AdaptiveBlock if net.config.adaptive else PlainBlock
         if type(block) is not kind or "forward" in vars(block) or is_watched(block):
             raise TypeError(f"expected blocks as the network makes them, got a {type(block).__name__}")
-    blocks = [
-        replace(block_spec(block), name=f"blocks.{k}") for k, block in enumerate(net.blocks)
-    ]
+    blocks = [replace(block_spec(block), name=f"blocks.{k}") for k, block in enumerate(net.blocks)]
     channels = [count * net.config.width for count in CHANNELS]
     return NetworkSpec(
         module=net,

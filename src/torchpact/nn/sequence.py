@@ -162,8 +162,9 @@ def sequence_nll(logits: Tensor, targets: Tensor) -> Tensor:
     """Return −log p of the targets of each sequence, summed over all that is asked, divided by its time.
 
     ``logits`` are of shape (batch, time, outputs, classes) and ``targets`` (batch, time, outputs), −100
-    where nothing is asked. The objectives average the cost of a layer over time, so both have one scale:
-    with padding too, where the time is that of the longest sequence and padding costs nothing.
+    where nothing is asked. The time is that of the longest sequence. The objectives average the cost of a
+    layer over time, so both have one scale; where lengths differ, they do so over the real time steps of each
+    example, unless they are given ponders without weights: ``ponder._replace(weights=None)``.
 
     >>> import math
     >>> sequence_nll(torch.zeros(1, 4, 1, 2), torch.tensor([[[0], [1], [-100], [1]]])) / math.log(2)

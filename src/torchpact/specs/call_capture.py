@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from torchpact.core.block import AdaptiveBlock
 from torchpact.core.call_args import CallArgs, first_tensor
 from torchpact.core.ponder import Ponder
 from torchpact.core.state import parts
@@ -24,13 +25,14 @@ class Call(NamedTuple):
 
 
 def adaptive_parts(net: nn.Module) -> dict[str, nn.Module]:
-    """Return the blocks and recurrent layers of a network by name, those that are in no other.
+    """Return the blocks and recurrent layers of a network by name, without the blocks inside of layers.
 
     >>> [*adaptive_parts(nn.Sequential(nn.Tanh(), tp.AdaptiveRNN(nn.GRUCell(9, 16), max_steps=3)))]
     ['1']
     """
     found = {name: module for name, module in net.named_modules() if is_block(module)}
-    inner = {id(below) for part in found.values() for below in part.modules() if below is not part}
+    layers = [part for part in found.values() if not isinstance(part, AdaptiveBlock)]
+    inner = {id(below) for layer in layers for below in layer.modules() if below is not layer}
     return {name: part for name, part in found.items() if id(part) not in inner}
 
 

@@ -2,11 +2,12 @@
 
 A provider is for modules of exactly one class: what a subclass changes, nobody knows but its author, who may
 register a provider of its own. It returns a spec, or raises a :class:`TypeError` or :class:`ValueError` that
-says in a line why there is none, as for a layer with other settings: "expected it to have …". In the spec of a
-block, "it" becomes the number of the step or head: "expected step 2 to have …".
+says in a line why there is none, as for a layer with other settings: "expected it to have …". In the spec of
+a block, "it" becomes the number of the step or head: "expected step 2 to have …".
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from torch import nn
@@ -135,7 +136,8 @@ def block_spec(block: nn.Module, name: str = "") -> BlockSpec:
 
     """
     if type(block) in _BLOCKS:
-        return _BLOCKS[type(block)](block)
+        known = _BLOCKS[type(block)](block)
+        return replace(known, name=name or known.name)
     if not isinstance(block, AdaptiveBlock):
         raise TypeError(f"expected an adaptive block, got a {type(block).__name__}")
     count = block.max_steps

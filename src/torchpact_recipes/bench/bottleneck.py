@@ -7,9 +7,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from torchpact import AdaptiveBlock
-from torchpact.engines import FoldedBlock
+from torchpact.engines.conv.folded import folded_units
 from torchpact.models import Bottleneck, HaltingHead
 from torchpact.nn.conv_units import activated, make_linear, make_norm
+from torchpact.specs import block_spec
 from torchpact_recipes.bench.blobs import halt_above, smooth_noise
 
 UNITS = (3, 4, 6, 3)
@@ -72,7 +73,11 @@ class PlainBottlenecks(_Frame):
         self.stem, self.norm, self.classifier = net.stem, net.norm, net.classifier
         blocks: Any = net.blocks
         self.units = nn.Sequential(
-            *(unit for block in blocks for unit in (FoldedBlock(block).units if folded else block.steps))
+            *(
+                unit
+                for block in blocks
+                for unit in (folded_units(block_spec(block)) if folded else block.steps)
+            )
         )
 
     def forward(self, images: Tensor) -> Tensor:

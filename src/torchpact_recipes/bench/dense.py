@@ -7,9 +7,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from torchpact.engines import FoldedBlock
+from torchpact.engines.conv.folded import folded_units
 from torchpact.engines.graphs import Recording, repeatable
 from torchpact.models import ResNet, ResNetConfig, build
+from torchpact.specs import block_spec
 
 
 class FoldedNet(nn.Module):
@@ -18,7 +19,9 @@ class FoldedNet(nn.Module):
     def __init__(self, net: ResNet) -> None:
         super().__init__()
         self.stem, self.norm, self.classifier = net.stem, net.norm, net.classifier
-        self.units = nn.Sequential(*(unit for block in net.blocks for unit in FoldedBlock(block).units))
+        self.units = nn.Sequential(
+            *(unit for block in net.blocks for unit in folded_units(block_spec(block)))
+        )
 
     def forward(self, images: Tensor) -> Tensor:
         """Return the logits."""

@@ -10,13 +10,17 @@ import torch
 from torch import Tensor, nn
 
 from torchpact import Mode, count_flops, use_mode
-from torchpact.engines import ENGINES, Deployed, FoldedBlock, Runner, Unsupported, deploy
+from torchpact.core.call_args import CallArgs
+from torchpact.engines import ENGINES, Deployed, Runner, Unsupported, deploy
+from torchpact.engines.base import NO_CONTEXT
+from torchpact.engines.conv.folded import folded_units
 from torchpact.engines.graphs import Graphed, repeatable
-from torchpact.engines.registry import ON_REQUEST, default_engines, tuned
+from torchpact.engines.registry import names_among
 from torchpact.engines.timing import in_turns, interleaved
 from torchpact.flops import flops_from_ponders, max_flops
-from torchpact.flops.conv import block_flops, plain_flops
+from torchpact.flops.conv import conv_block_flops, plain_conv_flops
 from torchpact.models import ResNet, ResNetConfig
+from torchpact.specs import block_spec
 from torchpact_recipes.bench.blobs import block_with_blobs
 from torchpact_recipes.bench.bottleneck import PlainBottlenecks, bottlenecks_with_blobs
 from torchpact_recipes.bench.dense import FoldedNet, dense_alternatives, plain_net
@@ -41,9 +45,10 @@ class BlockBench:
     def __init__(self, setting: Setting, channels: int, size: int, batch: int) -> None:
         self.setting, self.shape = setting, (channels, size, batch)
         block, u = self._make(1.0)
-        plain, folded = nn.Sequential(*block.steps), nn.Sequential(*FoldedBlock(block).units)
+        spec = block_spec(block)
+        plain, folded = nn.Sequential(*block.steps), nn.Sequential(*folded_units(spec))
         self.dense = dense_alternatives(plain, folded, u, setting.compiling)
-        self.flops = plain_flops(block, size, size)
+        self.flops = plain_conv_flops(spec, size, size)
 
     def _make(self, active: float) -> Any:
         block, u = block_with_blobs(*self.shape, active)
@@ -56,15 +61,14 @@ class BlockBench:
         """Measure at a share of active pixels."""
         channels, size, batch = self.shape
         block, u = self._make(active)
-        engines = {
-            name: repeatable(run, u) for name, run in _runners(block, u, self.setting.compiling).items()
-        }
+        runners = _runners(block, u, self.setting.compiling)
+        engines = {name: repeatable(run, u, host_sync=run.host_sync) for name, run in runners.items()}
         seconds = interleaved(engines, seconds=self.setting.seconds / 4)
         best = min(engines, key=seconds.__getitem__)
         calls = {**self.dense, "deployed": engines[best]}
         times = in_turns(calls, seconds=self.setting.seconds, least=5, most=400)
         _, ponder = block(u)
-        flops = float(block_flops(block, ponder.steps, size, size).double().mean())
+        flops = float(conv_block_flops(block_spec(block), ponder.steps, size, size).double().mean())
         row = {"work": f"{channels}×{size}×{size}", "batch": batch, "masks": f"blobs {active:.0%}"}
         row |= {"active": round(float(ponder.steps.double().mean()) / block.max_steps, 3), "engine": best}
         return row | _speeds(times, [*self.dense], self.flops / flops, batch)
@@ -167,19 +171,20 @@ class BottleneckBench:
         ran = [float(p.steps.double().mean()) / b.max_steps for p, b in zip(ponders, net.blocks, strict=True)]
         for index, block in enumerate(net.blocks):
             runners = _runners(block, u)  # compiling four blocks would take minutes
-            calls = {name: repeatable(run, u) for name, run in runners.items()}
+            calls = {name: repeatable(run, u, host_sync=run.host_sync) for name, run in runners.items()}
             seconds = interleaved(calls, seconds=self.setting.seconds / 8)
             best = min(calls, key=seconds.__getitem__)
             chosen[index] = best, runners[best]
             u, _ = block(u)
 
         def deployed(images: Tensor) -> Tensor:
-            u = self.enter(images)
+            u: Any = self.enter(images)
             for _, run in chosen.values():
                 u, _ = run(u)
             return self.leave(u)
 
-        calls = {**self.dense, "deployed": repeatable(deployed, images)}
+        waits = any(run.host_sync for _, run in chosen.values())
+        calls = {**self.dense, "deployed": repeatable(deployed, images, host_sync=waits)}
         times = in_turns(calls, seconds=self.setting.seconds, least=5, most=400)
         row: Row = {"work": "ResNet-50-like", "batch": self.batch, "masks": f"blobs {active:.0%}"}
         row |= {"active": round(statistics.mean(ran), 3)}
@@ -191,11 +196,17 @@ class BottleneckBench:
 def _runners(block: nn.Module, u: Tensor, compiling: bool = False) -> dict[str, Runner]:
     """Return what can run a block, by engine, and if ``compiling`` those that take long to build, too."""
     found: dict[str, Runner] = {}
-    for name in [*default_engines(ENGINES, u.device.type), *(ON_REQUEST if compiling else ())]:
+    spec, call = block_spec(block), CallArgs((u,))
+    asked = [name for name, engine in ENGINES.items() if engine.on_request] if compiling else []
+    for name in [*names_among(None, u.device.type), *asked]:
+        if ENGINES[name].supports(spec, call) is not None:
+            continue
         try:
-            found[name] = tuned(partial(ENGINES[name], FoldedBlock(block)), u)
+            runner = ENGINES[name].build(spec, call)
+            runner.tune(u, NO_CONTEXT)
         except Unsupported:
             continue
+        found[name] = runner
     return found
 
 

@@ -58,6 +58,8 @@ def sequence_loss(
     logits, after, ponders = model(inputs, states, lengths=lengths if packed else None)
     if lengths is not None and not packed:
         ponders = [without_padding(ponder, lengths) for ponder in ponders]
+    # both this nll and the costs are sums over real time steps, divided by the time of the longest sequence
+    ponders = [ponder._replace(weights=None) for ponder in ponders]
     nll = sequence_nll(logits, targets)
     price = config.tau if tau is None else tau
     if config.method == "reinforce":

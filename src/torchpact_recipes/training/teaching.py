@@ -7,9 +7,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from torchpact.engines import FoldedBlock, Unsupported
-from torchpact.engines.conv.onchip import OnChip
-from torchpact.models import ResNet, build
+from torchpact.engines import Unsupported
+from torchpact.engines.conv.onchip import ONCHIP, OnChipNetwork
+from torchpact.models import ResNet
+from torchpact.specs import network_spec
 from torchpact_recipes.training.compiling import compiled
 from torchpact_recipes.training.inputs import as_input, casting
 
@@ -67,13 +68,17 @@ class Teacher:
         return compiled(self.by_layers)
 
 
-def _on_chip(model: ResNet) -> OnChip | None:
+def _on_chip(model: ResNet) -> OnChipNetwork | None:
     """Return the same network with convolutions in bfloat16, a kernel a block; None where it does not fit."""
     half = copy.deepcopy(model)
     for module in half.modules():
         if isinstance(module, nn.Conv2d):  # norms stay as exact as they are
             module.bfloat16()
+    spec = network_spec(half)
+    if spec is None:
+        return None
     try:
-        return build(half, [FoldedBlock(block, None, False) for block in half.blocks])
+        runner: OnChipNetwork = ONCHIP.build(spec)
     except Unsupported:
         return None
+    return runner

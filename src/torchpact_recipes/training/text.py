@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchpact import AdaptiveRNN, Mode, use_mode
+from torchpact import Mode, use_mode
 from torchpact.checks import check_count
 from torchpact.core import state as _state
 from torchpact.core.state import State
@@ -148,7 +148,7 @@ def evaluate_on_text(
 class _Reading:
     """A network that reads streams on from where it is; on a GPU, whole windows by a CUDA graph.
 
-    There the steps of one time step are too short to wait for each other: nobody leaves the batch.
+    There all iterations of a time step run, as a graph cannot look at what has halted.
     """
 
     def __init__(self, model: SequenceNet, batch: int, window: int) -> None:
@@ -183,15 +183,7 @@ class _Reading:
         return logits, steps
 
     def _record(self, captured: Captured) -> None:
-        layers = [layer for layer in self.model.rnn.layers if isinstance(layer, AdaptiveRNN)]
-        before = [layer.compact for layer in layers]
-        for layer in layers:  # so that what warms up is what is recorded
-            layer.compact = False
-        try:
-            captured.record(self._read_inputs, lambda: None, warm_up=1)
-        finally:
-            for layer, compact in zip(layers, before, strict=True):
-                layer.compact = compact
+        captured.record(self._read_inputs, lambda: None, warm_up=1)
         for state in self.states:
             for part in _state.parts(state):
                 part.zero_()

@@ -9,15 +9,17 @@ import tempfile
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 import torchpact as tp
-from torchpact.engines import FoldedBlock
 from torchpact.engines.conv import onchip
-from torchpact.engines.conv.onchip import OnChip, check
+from torchpact.engines.conv.onchip import OnChipNetwork
+from torchpact.engines.conv.onchip.engine import network_problem
 from torchpact.engines.conv.onchip.plan import Device, candidates
+from torchpact.specs import network_spec
 
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
 
@@ -96,24 +98,33 @@ def emulated(plan, reverse=False, watched=False):
     return run
 
 
-class AsForMany(OnChip):
+class AsForMany(OnChipNetwork):
     """With the plans for a large batch, where a CTA has several images."""
 
-    def prepare(self, height, width, _):
-        return super().prepare(height, width, 1024)
+    def __init__(self, *args):
+        super().__init__(*args)
+        kernels: Any = self.kernels
+        prepare = kernels.prepare
+        kernels.prepare = lambda height, width, _: prepare(height, width, 1024)
+
+
+def spec_of(model, mode=None):
+    spec = network_spec(model)
+    assert spec is not None
+    blocks = [replace(block, mode=mode or block.mode) for block in spec.blocks]
+    return replace(spec, blocks=tuple(blocks))
 
 
 def engine(model, mode=None, made=AsForMany, device=H200, **how):
-    blocks = [FoldedBlock(block, mode) for block in model.blocks]
-    for block in blocks:
-        check(block)
-    return made(model, blocks, lambda plan: emulated(plan, **how), device)
+    spec = spec_of(model, mode)
+    assert network_problem(spec) is None
+    return made(spec, lambda plan: emulated(plan, **how), device)
 
 
 def take(monkeypatch, found, cuts):
     """Let the engine take these plans, each cut so."""
     made = [[replace(plan, **cut)] for plan, cut in zip(found, cuts, strict=True)]
-    monkeypatch.setattr("torchpact.engines.conv.onchip.engine.candidates", lambda *_: made)
+    monkeypatch.setattr("torchpact.engines.conv.onchip.network.candidates", lambda *_: made)
 
 
 def shared_by(*clusters):

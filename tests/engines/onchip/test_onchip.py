@@ -19,7 +19,7 @@ from tests.engines.onchip.emulation import (
     tame,
 )
 from torchpact.engines import Unsupported
-from torchpact.engines.conv.onchip import OnChip
+from torchpact.engines.conv.onchip import OnChipNetwork
 from torchpact.engines.conv.onchip.plan import candidates
 from torchpact_recipes.bench.blobs import with_blobs
 
@@ -121,7 +121,7 @@ def test_threads_that_share_memory_wait_for_one_another(settings):
 def test_scattered_pixels_meet_few_bank_conflicts():
     model, images = with_blobs(tp.models.ResNetConfig(units=3), batch=2, active=0.25)
     fast = engine(model.half())
-    made = [plan for plan, _ in fast.prepare(32, 32, 2)]
+    made = [plan for plan, _ in fast.kernels.prepare(32, 32, 2)]
     for plan in made:
         counted(plan)
     fast(images.half())
@@ -279,7 +279,7 @@ def test_ctas_whose_rows_have_halted_go_on_with_those_that_share_the_image(monke
 def test_images_higher_than_a_warp_has_lanes(size):
     model = tame(lively(2, units=2)).half()
     images = torch.randn(1, 3, *size).half()
-    logits, ponders = engine(model, made=OnChip)(images)
+    logits, ponders = engine(model, made=OnChipNetwork)(images)
     expected, references = reference(model, images)
     assert relative(logits, expected) < 1e-3
     for ponder, wanted in zip(ponders, references, strict=True):
@@ -290,7 +290,7 @@ def test_images_higher_than_a_warp_has_lanes(size):
 def test_few_images_have_a_cta_each_and_give_the_same():
     model = tame(lively(2, units=3)).half()
     images = torch.randn(2, 3, 16, 16).half()
-    logits, ponders = engine(model, made=OnChip, device=replace(H200, clusters=False))(images)
+    logits, ponders = engine(model, made=OnChipNetwork, device=replace(H200, clusters=False))(images)
     expected, references = engine(model)(images)
     assert torch.equal(logits, expected)
     for ponder, wanted in zip(ponders, references, strict=True):

@@ -4,23 +4,26 @@ import pytest
 import torch
 
 import torchpact as tp
-from tests.engines.networks import block_of, bottlenecks_of, halt_outside, lively, relative
+from tests.engines.networks import block_of, bottlenecks_of, halt_outside, lively, relative, tell_heads
 from tests.engines.onchip.emulation import H200, emulated, needs_compiler, tame
-from torchpact.engines import ENGINES, FoldedBlock, Unsupported, deploy, registry
-from torchpact.engines.conv.onchip import OnChipBlock
-from torchpact.engines.conv.onchip.block import build, check
+from torchpact.engines import Unsupported, deploy, registry
+from torchpact.engines.base import NO_CONTEXT
+from torchpact.engines.conv.onchip import ONCHIP, OnChip, OnChipBlock
+from torchpact.engines.conv.onchip.engine import block_problem
 from torchpact.engines.conv.onchip.plan import Device
+from torchpact.engines.generic.dense import DENSE
 from torchpact.engines.graphs import repeatable
-from torchpact.models import ResidualUnit
+from torchpact.models import HaltingHead, ResidualUnit
+from torchpact.specs import NetworkSpec, block_spec
 
 CUDA = torch.cuda.is_available()
 SMALL = Device(227 * 1024, multiprocessors=2, clusters=False)
 
 
 def on_chip(block, device=H200, **how):
-    folded = FoldedBlock(block)
-    check(folded)
-    return OnChipBlock(folded, lambda plan: emulated(plan, **how), device)
+    spec = block_spec(block)
+    assert block_problem(spec) is None
+    return OnChipBlock(spec, lambda plan: emulated(plan, **how), device)
 
 
 @needs_compiler
@@ -64,7 +67,7 @@ def test_a_plain_block_has_no_ponder():
     block = tame(lively(2, units=2, adaptive=False)).blocks[0]
     u = torch.randn(2, 16, 8, 8).half()
     with torch.no_grad():
-        expected, _ = ENGINES["dense"](FoldedBlock(block.half().float()))(u.float())
+        expected, _ = DENSE.build(block_spec(block.half().float()))(u.float())
     output, ponder = on_chip(block.half())(u)
     assert ponder is None
     assert relative(output, expected) < 1e-3
@@ -85,41 +88,96 @@ def test_maps_may_lie_anyhow_and_be_none():
     assert ponder.steps.shape == (0, 1, 8, 12)
 
 
-def test_maps_that_do_not_fit_are_run_by_the_dense_engine():
+def test_maps_that_do_not_fit_are_left_to_the_dense_engine():
     block, u = block_of(16, 4, 40, 2)
     run, u = on_chip(block.half()), u.half()
-    with pytest.raises(Unsupported, match="up to 255 pixels high and 32 wide, got 4×40 of 16 channels"):
-        run.tune(u)
-    output, ponder = run(u)
-    expected, reference = ENGINES["dense"](FoldedBlock(block))(u)
-    assert torch.equal(output, expected)
-    assert reference is not None
-    assert torch.equal(ponder.steps, reference.steps)
+    for way in (run.tune, run):
+        with pytest.raises(Unsupported, match="up to 255 pixels high and 32 wide, got 4×40 of 16 channels"):
+            way(u)
+
+
+@needs_compiler
+@pytest.mark.parametrize("details", [True, False])
+@pytest.mark.parametrize(
+    "bounds", [(0.2, -0.1), (tp.Thresholds.NEVER, 0.1), (tp.Thresholds.ALWAYS, 0.1), (0.3, 0.3)]
+)
+def test_thresholds_of_each_head(bounds, details):
+    block, u = block_of(16, 8, 8, 3, seed=2)
+    block, u = tame(block), u.half()
+    block.details = details
+    thresholds = tp.Thresholds([bounds])
+    with torch.no_grad():
+        expected, reference = block.half().float()(u.float(), thresholds=thresholds)
+    output, ponder = on_chip(block.half())(u, bounds=bounds)
+    same = alike(ponder, reference)
+    assert relative(output[same], expected[same]) < 2e-3
+    assert ponder.probs.isnan().all() != details
+    if details:
+        assert relative(ponder.probs[:, same], reference.probs[:, same]) < 2e-3
+    with pytest.raises(ValueError, match="expected 2 thresholds for as many heads, got 1"):
+        on_chip(block.half())(u, bounds=(0.0,))
+
+
+@needs_compiler
+@pytest.mark.parametrize("details", [True, False])
+@pytest.mark.parametrize("logit", [-torch.inf, torch.inf])
+def test_never_and_always_hold_for_infinite_logits_too(logit, details):
+    """Whether one number tells what halts, or one for each pixel."""
+    block, u = block_of(16, 4, 8, 2)
+    tell_heads(block, logit)
+    block.details = details
+    never, always = tp.Thresholds.NEVER, tp.Thresholds.ALWAYS
+    for bounds, steps in (((never,) * 2, 3), ((always,) * 2, 1), ((never, always), 2), ((always, never), 1)):
+        _, ponder = on_chip(block.half())(u.half(), bounds=bounds)
+        assert ponder.steps.eq(steps).all()
+
+
+def two(first):
+    channels = first.conv2.out_channels
+    return tp.AdaptiveBlock(
+        [first, ResidualUnit(channels, channels)], [HaltingHead(channels)], mode="thresholded"
+    )
+
+
+def refuse(block):
+    ONCHIP.build(block_spec(block))
 
 
 def test_says_what_it_cannot_run():
-    block = tp.AdaptiveBlock([ResidualUnit(16, 32)], []).half()
+    block = two(ResidualUnit(16, 32)).half()
     with pytest.raises(Unsupported, match="got stride 1 from 16 to 32"):
-        check(FoldedBlock(block))
+        refuse(block)
     with pytest.raises(Unsupported, match="got bottlenecks"):
-        check(FoldedBlock(bottlenecks_of(64, 4, 4, 1)[0].half()))
+        refuse(bottlenecks_of(64, 4, 4, 1)[0].half())
     with pytest.raises(Unsupported, match="got stride 2 from 8 to 16"):
-        check(FoldedBlock(tp.AdaptiveBlock([ResidualUnit(8, 16, stride=2)], []).half()))
+        refuse(two(ResidualUnit(8, 16, stride=2)).half())
     with pytest.raises(Unsupported, match="expected channels among 16, 32, 64, 128, 256; got 24"):
-        check(FoldedBlock(tp.AdaptiveBlock([ResidualUnit(24, 24)], []).half()))
+        refuse(two(ResidualUnit(24, 24)).half())
     with pytest.raises(Unsupported, match="half precision"):
-        check(FoldedBlock(lively().blocks[0]))
+        refuse(lively().blocks[0])
     with pytest.raises(Unsupported, match="a network on a GPU, got one on cpu"):
-        build(FoldedBlock(lively().half().blocks[0]))
+        refuse(lively().half().blocks[0])
     block, u = block_of(32, 4, 4, 1, stride=2)
     with pytest.raises(Unsupported, match="even sizes before a stride of 2, got 7×8"):
         on_chip(block.half()).tune(u.half()[:, :, :7])
 
 
+class Emulated(OnChip):
+    """The engine with its kernels as C++: for blocks, on the CPU."""
+
+    devices = ("cpu",)
+
+    def supports(self, spec, example):
+        return "onchip: too wide" if isinstance(spec, NetworkSpec) else block_problem(spec)
+
+    def build(self, spec, example=NO_CONTEXT):
+        return OnChipBlock(spec, emulated, SMALL)
+
+
 @needs_compiler
 def test_deploy_runs_those_blocks_of_a_network_that_fit(monkeypatch):
     """Images are too wide for the first block, and so for the network as a whole."""
-    monkeypatch.setitem(registry.ENGINES, "onchip", lambda block: OnChipBlock(block, emulated, SMALL))
+    monkeypatch.setitem(registry.ENGINES, "onchip", Emulated())
     model = tame(lively(2, units=2)).half()
     images = torch.randn(1, 3, 8, 36).half()
     fast = deploy(model, images, engines=["onchip"])
@@ -130,17 +188,6 @@ def test_deploy_runs_those_blocks_of_a_network_that_fit(monkeypatch):
         expected, references = model.float()(images.float())
     assert relative(logits, expected) < 5e-3
     assert all(torch.equal(a.steps, b.steps) for a, b in zip(ponders, references, strict=True))
-
-
-def test_deploy_leaves_blocks_alone_where_the_network_fits(monkeypatch):
-    def refuse(block):
-        raise AssertionError("the network is on the chip")
-
-    model = lively(2, units=2)
-    monkeypatch.setitem(registry.ENGINES, "onchip", refuse)
-    monkeypatch.setitem(registry.NETWORK_ENGINES, "onchip", lambda net, blocks: model)
-    fast = deploy(model, torch.randn(1, 3, 8, 8), engines=["onchip", "dense"])
-    assert {each.engine for each in fast.report.measurements[:-1]} == {"dense"}
 
 
 @pytest.mark.gpu
@@ -158,7 +205,7 @@ def test_on_a_gpu_single_blocks_equal_dense_ones_in_graphs_too(channels, size, b
     block, u = (block, u) if stride == 2 else halt_outside(block, u, mask)
     block, u = tame(block).half().cuda(), u.half().cuda()
     expected, reference = block.float()(u.float())
-    run = build(FoldedBlock(block.half()))
+    run = ONCHIP.build(block_spec(block.half()))
     run.tune(u)
     for call in (lambda: run(u), repeatable(run, u)):
         for _ in range(3):

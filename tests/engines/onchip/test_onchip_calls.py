@@ -10,13 +10,12 @@ import torch
 
 import torchpact as tp
 from tests.engines.networks import lively, relative
-from tests.engines.onchip.emulation import H200, engine, needs_compiler, reference, tame
-from torchpact.engines import FoldedBlock, Unsupported, deploy, registry
-from torchpact.engines.conv import onchip
-from torchpact.engines.conv.onchip import OnChip
-from torchpact.engines.conv.onchip import engine as onchip_engine
-from torchpact.engines.deployed import Whole
+from tests.engines.onchip.emulation import H200, engine, needs_compiler, reference, spec_of, tame
+from torchpact.engines import Unsupported, deploy
+from torchpact.engines.conv.onchip import ONCHIP, OnChipNetwork
+from torchpact.engines.conv.onchip import kernels as onchip_kernels
 from torchpact.engines.graphs import Graphed
+from torchpact.engines.sequential import Whole
 
 
 @needs_compiler
@@ -24,7 +23,7 @@ def test_takes_the_plans_that_are_fastest_and_all_give_the_same(monkeypatch):
     """The last of each block, here; on a device so small that images are many for it."""
     model = tame(lively(2, units=3)).half()
     images = torch.randn(3, 3, 8, 8).half()
-    fast = engine(model, made=OnChip, device=replace(H200, multiprocessors=1))
+    fast = engine(model, made=OnChipNetwork, device=replace(H200, multiprocessors=1))
     logits, ponders = fast(images)
     tried = []
 
@@ -32,10 +31,10 @@ def test_takes_the_plans_that_are_fastest_and_all_give_the_same(monkeypatch):
         tried.append(list(calls))
         return {name: -float(name) for name in calls}
 
-    monkeypatch.setattr(onchip_engine, "interleaved", measured)
+    monkeypatch.setattr(onchip_kernels, "interleaved", measured)
     fast.tune(images)
-    found = fast.candidates(8, 8, 3)
-    assert [plan for plan, _ in fast.prepare(8, 8, 3)] == [plans[-1] for plans in found]
+    found = fast.kernels.candidates(8, 8, 3)
+    assert [plan for plan, _ in fast.kernels.prepare(8, 8, 3)] == [plans[-1] for plans in found]
     assert [len(names) for names in tried] == [len(plans) for plans in found if len(plans) > 1] != []
     again, others = fast(images)
     assert torch.equal(logits, again)
@@ -46,14 +45,13 @@ def test_takes_the_plans_that_are_fastest_and_all_give_the_same(monkeypatch):
 
 def test_few_kernels_need_no_graph_but_drawing_samples_does():
     model = lively(units=2).half()
-    assert engine(model).direct
-    assert not engine(model, tp.Discrete()).direct
-    assert engine(lively(units=2, adaptive=False).half(), tp.Discrete()).direct
+    assert engine(model).skip_cuda_graph
+    assert not engine(model, tp.Discrete()).skip_cuda_graph
+    assert engine(lively(units=2, adaptive=False).half(), tp.Discrete()).skip_cuda_graph
 
 
 def test_plans_that_cannot_be_loaded_leave_the_rest():
     model = lively(units=2).half()
-    blocks = [FoldedBlock(block) for block in model.blocks]
 
     def load(plan):
         if plan.cluster > 1:
@@ -62,10 +60,31 @@ def test_plans_that_cannot_be_loaded_leave_the_rest():
 
     images = torch.zeros(1, 3, 32, 32).half()
     for way in ("__call__", "tune"):
-        fast = OnChip(model, blocks, load, H200)
-        assert any(plan.cluster > 1 for plans in fast.candidates(32, 32, 1) for plan in plans)
+        fast = OnChipNetwork(spec_of(model), load, H200)
+        assert any(plan.cluster > 1 for plans in fast.kernels.candidates(32, 32, 1) for plan in plans)
         getattr(fast, way)(images)
-        assert [plan.cluster for plan, _ in fast.kernels[32, 32, 1]] == [1, 1, 1]
+        assert [plan.cluster for plan, _ in fast.kernels.kernels[32, 32, 1]] == [1, 1, 1]
+
+
+@needs_compiler
+@pytest.mark.parametrize(("settings", "batch"), [({}, 2), ({"per": "image", "halting_bias": -0.4}, 5)])
+def test_thresholds_of_each_head_of_each_block(settings, batch):
+    model, images = tame(lively(2, units=3, **settings)).half(), torch.randn(batch, 3, 8, 8).half()
+    never, always = tp.Thresholds.NEVER, tp.Thresholds.ALWAYS
+    fast, names = engine(model), [f"blocks.{k}" for k in range(3)]
+    exact = lively(2, units=3, **settings)
+    exact.load_state_dict(model.float().state_dict())
+    for each in (
+        [(0.2, -0.1), (never, 0.0), (0.1, 0.1)],
+        [(never, never), (always, never), (never, always)],
+    ):
+        logits, ponders = fast(images, dict(zip(names, each, strict=True)))
+        with torch.no_grad(), tp.use_thresholds(exact, tp.Thresholds(each)):
+            expected, references = exact(images.float())
+        for ponder, wanted in zip(ponders, references, strict=True):
+            assert torch.equal(ponder.steps, wanted.steps)
+            assert relative(ponder.probs, wanted.probs) < 3e-3
+        assert relative(logits, expected) < 3e-3
 
 
 @needs_compiler
@@ -141,17 +160,16 @@ def _counting(model, monkeypatch, fails=lambda plan: False):
             raise Unsupported("onchip: NVRTC failed")
         return lambda args, ctas: None
 
-    monkeypatch.setattr(onchip_engine, "ThreadPoolExecutor", Pool)
-    blocks = [FoldedBlock(block) for block in model.blocks]
-    return OnChip(model, blocks, load, replace(H200, multiprocessors=1)), loaded, pools
+    monkeypatch.setattr(onchip_kernels, "ThreadPoolExecutor", Pool)
+    return OnChipNetwork(spec_of(model), load, replace(H200, multiprocessors=1)), loaded, pools
 
 
 def test_kernels_are_loaded_once_for_all_batches(monkeypatch):
     fast, loaded, pools = _counting(lively(units=2).half(), monkeypatch)
     sizes = [(8, 8, batch) for batch in (1024, 2048, 4096)]
-    assert len({tuple(plans[0] for plans in fast.candidates(*size)) for size in sizes}) == 1
+    assert len({tuple(plans[0] for plans in fast.kernels.candidates(*size)) for size in sizes}) == 1
     for size in sizes:
-        fast.prepare(*size)
+        fast.kernels.prepare(*size)
     assert len(loaded) == 3
     assert len(pools) == 1
 
@@ -159,7 +177,7 @@ def test_kernels_are_loaded_once_for_all_batches(monkeypatch):
 def test_threads_that_come_at_once_load_a_kernel_once(monkeypatch):
     fast, loaded, _ = _counting(lively(units=2).half(), monkeypatch)
     with ThreadPoolExecutor(4) as pool:
-        assert len({tuple(each) for each in pool.map(lambda _: fast.prepare(8, 8, 4), range(8))}) == 1
+        assert len({tuple(each) for each in pool.map(lambda _: fast.kernels.prepare(8, 8, 4), range(8))}) == 1
     assert len(loaded) == 3
 
 
@@ -185,11 +203,10 @@ def test_what_does_not_compile_is_not_compiled_again(monkeypatch):
 def test_says_what_it_cannot_run(settings, dtype, mode, line):
     model = lively(**settings).to(dtype)
     with pytest.raises(Unsupported, match=line):
-        onchip.build(model, [FoldedBlock(block, mode) for block in model.blocks])
+        ONCHIP.build(spec_of(model, mode))
 
 
-def test_deploy_falls_back_with_a_line(monkeypatch):
-    monkeypatch.setitem(registry.NETWORK_ENGINES, "onchip", onchip.build)
+def test_deploy_falls_back_with_a_line():
     model = lively(units=2)
     fast = deploy(model, torch.randn(1, 3, 8, 8), engines=["dense", "onchip"])
     assert "onchip: expected a network in half precision" in fast.explain()
@@ -206,8 +223,8 @@ def test_deployed_on_a_gpu_it_runs_without_a_graph_and_in_one_of_the_caller(deta
     batches = [torch.randn(3 + i % 2, 3, 32, 32).half().cuda() for i in range(12)]
     fast = deploy(model, batches[0], engines=["onchip"], details=details)
     assert isinstance(fast.network, Whole)
-    assert fast.network.direct
-    assert isinstance(fast.network.in_turn, Graphed)
+    assert fast.network.skip_cuda_graph
+    assert isinstance(fast.network.otherwise, Graphed)
     expected = [fast(images) for images in batches]
     assert all(ponder.probs.isnan().all() != details for _, ponders in expected for ponder in ponders)
 
@@ -242,7 +259,7 @@ def test_deployed_on_a_gpu_it_runs_without_a_graph_and_in_one_of_the_caller(deta
 def test_on_a_gpu(batch):
     model = tame(lively(units=5)).half().cuda()
     images = torch.randn(batch, 3, 32, 32).half().cuda()
-    fast = onchip.build(model, [FoldedBlock(block) for block in model.blocks])
+    fast = ONCHIP.build(spec_of(model))
     logits, ponders = fast(images)
     expected, references = reference(model.cpu(), images.cpu())
     again, _ = fast(images)
@@ -261,13 +278,13 @@ def test_on_a_gpu_blocks_that_overlap_give_what_others_do_and_a_fresh_thread_may
     model = tame(lively(units=5)).half().cuda()
     for batch in (1, 3, 700):
         images = torch.randn(batch, 3, 32, 32).half().cuda()
-        ways = [onchip.build(model, [FoldedBlock(block) for block in model.blocks]) for _ in range(2)]
-        found = [plans[0] for plans in ways[0].candidates(32, 32, batch)]
+        ways = [ONCHIP.build(spec_of(model)) for _ in range(2)]
+        found = [plans[0] for plans in ways[0].kernels.candidates(32, 32, batch)]
         assert [plan.overlap for plan in found] == [False] + [
             torch.cuda.get_device_capability() >= (9, 0)
         ] * 2
         apart = [replace(plan, overlap=False) for plan in found]
-        ways[1].kernels[32, 32, batch] = ways[1]._with_kernels(apart)
+        ways[1].kernels.kernels[32, 32, batch] = ways[1].kernels.with_kernels(apart)
         (logits, ponders), (expected, references) = (way(images) for way in ways)
         assert torch.equal(logits, expected)
         torch.cuda.synchronize()
@@ -305,13 +322,13 @@ def test_on_a_gpu_all_plans_give_the_same():
     model = tame(lively(units=5)).half().cuda()
     for batch in (1, 5, 16, 300):
         images = torch.randn(batch, 3, 32, 32).half().cuda()
-        fast = onchip.build(model, [FoldedBlock(block) for block in model.blocks])
-        found = fast.candidates(32, 32, batch)
+        fast = ONCHIP.build(spec_of(model))
+        found = fast.kernels.candidates(32, 32, batch)
         outputs = []
         for number in range(max(map(len, found))):
             chosen = [plans[min(number, len(plans) - 1)] for plans in found]
-            fast.kernels[32, 32, batch] = fast._with_kernels(chosen)
-            fast.calls.clear()
+            fast.kernels.kernels[32, 32, batch] = fast.kernels.with_kernels(chosen)
+            fast.kernels.calls.clear()
             outputs.append(fast(images))
             for _ in range(20):
                 again, ponders = fast(images)

@@ -13,7 +13,7 @@ from tests.engines.onchip.emulation import (
     shared_by,
     take,
 )
-from torchpact.engines.conv.onchip import OnChip
+from torchpact.engines.conv.onchip import OnChipNetwork
 
 ROUNDING = 2.0**-17  # of a term of a logit
 
@@ -127,7 +127,7 @@ def test_terms_that_are_huge_or_no_numbers_decide_as_they_do_elsewhere(dtype, ta
 
 @needs_compiler
 @pytest.mark.parametrize(("own", "above", "bias", "steps"), [(700, -690, -5, 1), (690, -700, 5, 3)])
-@pytest.mark.parametrize("made", [AsForMany, OnChip])
+@pytest.mark.parametrize("made", [AsForMany, OnChipNetwork])
 def test_large_terms_of_opposite_signs_cancel(made, own, above, bias, steps):
     """Whatever the plan, and so over how many groups of channels they are spread."""
     model = tell_heads(known(torch.float16, units=3), bias)

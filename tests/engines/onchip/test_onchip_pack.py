@@ -13,9 +13,11 @@ from torch.nn import functional as F
 
 from tests.engines.networks import lively
 from tests.engines.onchip.emulation import H200, plans
-from torchpact.engines.block_spec import Unsupported
+from torchpact.engines import Unsupported
 from torchpact.engines.conv.onchip import nvrtc, pack
 from torchpact.engines.conv.onchip.plan import Device, candidates
+from torchpact.specs import block_spec
+from torchpact.specs.providers import head_spec
 
 
 def unpacked(packed, k, n):
@@ -43,7 +45,7 @@ def test_fragments_are_those_of_the_manual():
 
 def test_convolutions_are_packed_tap_by_tap():
     block = lively(units=2).blocks[1]
-    packed = pack.pack_convolutions(list(block.steps))
+    packed = pack.pack_convolutions(block_spec(block).conv_units)
     first = unpacked(packed[: 9 * 16 * 32].view(9, 2, 32, 8), 9 * 16, 32)
     u = torch.randn(1, 16, 8, 8)
     columns = F.unfold(u, 3, padding=1, stride=2).view(16, 9, 16).permute(2, 1, 0).flatten(1)
@@ -52,9 +54,13 @@ def test_convolutions_are_packed_tap_by_tap():
     assert packed.numel() == 9 * 32 * (16 + 3 * 32) + pack.AHEAD * 16 * 32
 
 
+def specs_of(heads):
+    return [head_spec(head) for head in heads]
+
+
 def test_heads_have_a_column_for_every_neighbour_of_a_pixel_and_one_for_the_mean():
     heads = list(lively(units=3).blocks[1].halting)[:2]
-    packed = pack.pack_heads(heads)
+    packed = pack.pack_heads(specs_of(heads))
     assert packed.shape == (2, 2, 2, 32, 8)
     u = torch.randn(32)
     one = torch.zeros(1, 32, 6, 5)
@@ -75,7 +81,7 @@ def test_taps_that_are_not_numbers_are_told_to_the_bias():
     heads = list(lively(units=3).blocks[1].halting)[:2]
     with torch.no_grad():
         heads[0].conv.weight[0, 3, 0, 1] = torch.nan
-    pools = pack.pack_pools(heads)
+    pools = pack.pack_pools(specs_of(heads))
     assert pools.shape == (2, 36)
     assert pools[0, 32].isnan()
     assert pools[1, 32] == heads[1].linear.bias
@@ -85,19 +91,20 @@ def test_taps_that_are_not_numbers_are_told_to_the_bias():
 @pytest.mark.parametrize(("dtype", "unit"), [(torch.bfloat16, 2.0**16), (torch.float16, 1.0)])
 def test_taps_are_scaled_exactly_where_the_exponents_suffice(dtype, unit):
     heads = [head.to(dtype) for head in list(lively(units=3).blocks[0].halting)[:1]]
-    matrix = unpacked(pack.pack_heads(heads)[0, 0].unsqueeze(1).float(), 16, 16)
+    matrix = unpacked(pack.pack_heads(specs_of(heads))[0, 0].unsqueeze(1).float(), 16, 16)
     taps = heads[0].conv.weight.detach()[0].float()
     # its own row, to the left: by the tap on the right
     assert torch.equal(matrix[:, 2], unit * taps[:, 1, 2])
     assert torch.equal(matrix[:, 9], heads[0].linear.weight.detach()[0].float())
     with torch.no_grad():
         heads[0].conv.weight[0, 3, 0, 1] = 6e4 if dtype == torch.float16 else 3e38
-    assert pack.pack_pools(heads)[0, 16].isnan() == (dtype == torch.bfloat16)
+    assert pack.pack_pools(specs_of(heads))[0, 16].isnan() == (dtype == torch.bfloat16)
 
 
 def test_norms_have_a_row_for_every_unit():
-    units = list(lively(units=2).blocks[1].steps)
-    norms = pack.pack_norms(units)
+    block = lively(units=2).blocks[1]
+    units = list(block.steps)
+    norms = pack.pack_norms(block_spec(block).conv_units)
     assert norms.shape == (2, 128)
     u = torch.randn(1, 16, 1, 1)
     expected = units[0].norm1(u).flatten()

@@ -1,8 +1,8 @@
 """The sparse engine in plain PyTorch: active pixels are gathered and multiplied, one chunk after the other.
 
 It runs what the compiled ones do not: on a CPU without a C++ compiler (or with ``TORCHPACT_NATIVE=0``), in
-float16 or double precision, with channels that are no multiples of 16, or a first unit that makes fewer of them;
-on a GPU without Triton; and everywhere hard modes of the user's own, for the halting loop decides.
+float16 or double precision, with channels that are no multiples of 16, or a first unit that makes fewer of
+them; on a GPU without Triton; and everywhere hard modes of the user's own, for the halting loop decides.
 
 Maps lie channels last within a border of zeros, seen as rows of pixels. The three pixels to the left, at
 and to the right of one are then neighbours in memory, so that the nine inputs of a convolution are three
@@ -37,6 +37,7 @@ class Sparse(Engine):
     """Blocks of residual units with a decision for every pixel, in hard modes."""
 
     name = "sparse"
+    kinds = (ConvUnit,)
     tolerance: ClassVar[Mapping[torch.dtype, float]] = {
         torch.float32: 1e-5,
         torch.float16: 1e-2,

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from torchpact.core.callables import unwrapped
 from torchpact.core.modes import Mode, Thresholded
-from torchpact.specs import BlockSpec, ConvHead, ConvUnit
+from torchpact.specs import BlockSpec, ConvHead, ConvUnit, HeadSpec, Opaque, StepSpec
 from torchpact.specs.blocks import Bounds
 
 
@@ -45,10 +45,10 @@ def conv_block_problem(spec: BlockSpec, *, one_precision: bool = True) -> str | 
     return precision or _unit_problem(spec, units) or _head_problem(heads, units)
 
 
-def _kind_of(part: object) -> str:
+def _kind_of(part: StepSpec | HeadSpec) -> str:
     if isinstance(part, ConvUnit):
         return "Bottleneck" if part.bottleneck else "ResidualUnit"
-    return type(unwrapped(getattr(part, "module", part))).__name__
+    return type(unwrapped(part.module) if isinstance(part, Opaque) else part).__name__
 
 
 def _names(kinds: set[str]) -> str:
@@ -84,7 +84,8 @@ def _unit_problem(spec: BlockSpec, units: Sequence[ConvUnit]) -> str | None:
 
 def _head_problem(heads: Sequence[ConvHead], units: Sequence[ConvUnit]) -> str | None:
     """Return why heads are not for these maps, or differ in what they are."""
-    groups, channels = {part.group for part in (*heads, *units)}, units[0].channels
+    groups = {head.group for head in heads} | {unit.group for unit in units}
+    channels = units[0].channels
     if len(groups) > 1:
         found = ", ".join(map(str, sorted(groups)))
         return f"expected one size of patches for all units and heads, got {found}"

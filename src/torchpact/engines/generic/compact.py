@@ -157,6 +157,10 @@ class Compact(Engine):
     host_sync = True
     tolerance: ClassVar[Mapping[torch.dtype, float]] = {torch.float32: 1e-4, torch.bfloat16: 2e-2}
 
+    def concerns(self, spec: BlockSpec | NetworkSpec) -> bool:
+        """Whether a part is an adaptive block."""
+        return isinstance(spec, BlockSpec) and isinstance(spec.module, AdaptiveBlock)
+
     def supports(self, spec: BlockSpec | NetworkSpec, example: CallArgs) -> str | None:
         """Blocks with one decision an example, in a mode in which examples halt for good."""
         if not isinstance(spec, BlockSpec) or not isinstance(spec.module, AdaptiveBlock) or not spec.heads:

@@ -6,19 +6,18 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from torchpact.core.call_args import CallArgs
 from torchpact.core.ponder import Ponder
 from torchpact.core.state import State
-from torchpact.engines.autotune import PlainBuilder
-from torchpact.engines.base import NO_CONTEXT, Runner
+from torchpact.engines.base import NO_CONTEXT, Engine, Runner
 from torchpact.engines.conv.folded import folded_block, folded_units
 from torchpact.engines.conv.support import bounds_of, conv_block_problem
 from torchpact.engines.reference import AllSteps, Reference
-from torchpact.core.call_args import CallArgs
 from torchpact.specs import BlockSpec, NetworkSpec
 from torchpact.specs.blocks import Bounds
 
 
-class Dense(PlainBuilder):
+class Dense(Engine):
     """Blocks of convolutional units with their batch norms folded; any other part by its own forward."""
 
     name = "dense"
@@ -37,7 +36,7 @@ class Dense(PlainBuilder):
         """Return a runner that computes every step everywhere, and masks."""
         assert isinstance(spec, BlockSpec)
         if conv_block_problem(spec) is not None:
-            return Reference(spec)
+            return Reference(spec, dense=True)
         return FoldedRunner(spec) if spec.adaptive else PlainUnits(spec)
 
     def build_plain(self, spec: BlockSpec, ponders: Sequence[Ponder | None] = ()) -> Runner:

@@ -30,6 +30,10 @@ class RowsEngine(Engine):
     name = "rows"
     host_sync = True
 
+    def concerns(self, spec: BlockSpec | NetworkSpec) -> bool:
+        """Whether any step of a block, or a part of it, can skip rows."""
+        return isinstance(spec, BlockSpec) and any(has_gated_execution(step) for step in spec.steps)
+
     def supports(self, spec: BlockSpec | NetworkSpec, example: CallArgs) -> str | None:
         """Return None if any gated step of the block, or a part of it, can skip rows; else why not.
 

@@ -84,6 +84,10 @@ class RecurrentRunner(Runner):
 class RecurrentEngine(Engine):
     """An engine for recurrent layers; an example's first argument is the input of the layer."""
 
+    def concerns(self, spec: BlockSpec | NetworkSpec) -> bool:
+        """Whether a part is a recurrent layer."""
+        return isinstance(spec, BlockSpec) and spec.recurrent
+
     def supports(self, spec: BlockSpec | NetworkSpec, example: CallArgs) -> str | None:
         """Return None if it can run such a layer on such a call, or one line that says why not."""
         try:
@@ -121,7 +125,7 @@ def rnn_of(spec: BlockSpec) -> AdaptiveRNN:
     """
     module = spec.module
     if not isinstance(module, AdaptiveRNN):
-        raise Unsupported(f"expected an AdaptiveRNN, got a {type(module).__name__}")
+        raise Unsupported(f"expected an AdaptiveRNN, got {type(module).__name__}")
     if is_watched(module) or "forward" in vars(module):
         raise Unsupported("expected a layer without hooks or a forward of its own, got one with")
     return module
@@ -172,7 +176,7 @@ def kernel_refusal(layer: Layer, call: LayerCall) -> str | None:
 def _taken_apart(spec: BlockSpec | NetworkSpec, example: CallArgs) -> tuple[BlockSpec, LayerCall]:
     """Return the spec of a layer, and an example as a call of it."""
     if not isinstance(spec, BlockSpec):
-        raise Unsupported(f"expected an AdaptiveRNN, got a {type(spec.module).__name__}")
+        raise Unsupported(f"expected an AdaptiveRNN, got {type(spec.module).__name__}")
     module, named = rnn_of(spec), dict(example.kwargs)
     args = example.args or ((named.pop("input"),) if "input" in named else ())
     if not args:

@@ -70,6 +70,7 @@ class Native(Engine):
     """Blocks of residual units on a CPU, with decisions for pixels, patches or images."""
 
     name = "native"
+    kinds = (ConvUnit,)
     devices = ("cpu",)
     tolerance: ClassVar[Mapping[torch.dtype, float]] = {torch.float32: 1e-5, torch.bfloat16: 1e-2}
 

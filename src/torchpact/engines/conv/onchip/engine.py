@@ -9,13 +9,13 @@ precision does at 0.9996 of the positions or more, bfloat16 at 0.997 or more.
 """
 
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 
 from torchpact.core.call_args import CallArgs
 from torchpact.core.modes import Discrete, Thresholded
-from torchpact.engines.base import NO_CONTEXT, Engine, NetworkRunner, Runner, Unsupported
+from torchpact.engines.base import NO_CONTEXT, Engine, Unsupported
 from torchpact.engines.conv.onchip.block import OnChipBlock
 from torchpact.engines.conv.onchip.kernels import on_device
 from torchpact.engines.conv.onchip.network import OnChipNetwork
@@ -28,6 +28,7 @@ class OnChip(Engine):
     """Networks as a whole, and blocks of residual units, on a GPU in half precision."""
 
     name = "onchip"
+    kinds = (ConvUnit,)
     devices = ("cuda",)
     whole = True
     tolerance: ClassVar[Mapping[torch.dtype, float]] = {torch.float16: 2e-3, torch.bfloat16: 1e-2}
@@ -43,10 +44,8 @@ class OnChip(Engine):
             return f"onchip: expected a network on a GPU, got one on {device}"
         return problem
 
-    def build(
-        self, spec: BlockSpec | NetworkSpec, example: CallArgs = NO_CONTEXT
-    ) -> Runner | NetworkRunner:
-        """Return a runner of a block, or of a network.
+    def build(self, spec: BlockSpec | NetworkSpec, example: CallArgs = NO_CONTEXT) -> Any:
+        """Return an :class:`OnChipBlock`, or of a network an :class:`OnChipNetwork`.
 
         Raises:
             Unsupported: It cannot run it, the GPU is too old, or there is no compiler.

@@ -125,6 +125,7 @@ class Kernels:
 
         Raises:
             Unsupported: There is no kernel for inputs of this size.
+
         """
         layout = images.shape, images.stride()
         call = self.calls.get(layout)

@@ -46,6 +46,7 @@ class TritonEngine(Engine):
     """Blocks of residual units on a GPU with a decision for every pixel."""
 
     name = "gpu"
+    kinds = (ConvUnit,)
     devices = ("cuda",)
     tolerance: ClassVar[Mapping[torch.dtype, float]] = {
         torch.float32: 1e-5,
@@ -83,6 +84,7 @@ class TritonEngine(Engine):
 
         Raises:
             Unsupported: It cannot run it.
+
         """
         problem = self.supports(spec, example)
         if problem is not None:
@@ -273,10 +275,10 @@ class Run:
         self.lists.advance[(self.regions * self.share,)](
             self.u, self.products[index % 2], self.pools, head.bias, block.noise(self.log_q),
             self.goes_on[index % 2], self.goes_on[(index + 1) % 2],
-            self.steps, self.cost, *self.details, self.log_q, index + 1, len(block.units) + 1, self.bounds[index],
-            unit.scale, unit.shift, self.raised, after.columns if after else head.columns, products,
-            self.near, self.active, self.frozen, self.counts[index, :2].view(torch.int64),
-            self.pixels, height, width,
+            self.steps, self.cost, *self.details, self.log_q, index + 1, len(block.units) + 1,
+            self.bounds[index], unit.scale, unit.shift, self.raised, after.columns if after else
+            head.columns, products, self.near, self.active, self.frozen, self.counts[index,
+            :2].view(torch.int64), self.pixels, height, width,
             C=channels, N=block.part, R=block.frozen, K=block.surveyed(channels), ROWS=region.rows,
             COLUMNS=region.columns, ABOVE=region.above, BESIDE=region.beside,
             W=self.width, HEADS=len(block.heads), SHARE=self.share, REACH=1 if block.bottleneck else 2,
