@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from torchpact.engines import deploy
-from torchpact.engines.timing import Others
+from torchpact.engines.timing import CpuContention
 from torchpact.models import ResNet
 from torchpact_recipes.data import Images
 from torchpact_recipes.training.inputs import as_input
@@ -23,7 +23,7 @@ def measure(model: ResNet, data: Images, modes: Iterable[str], batch: int = BATC
     where other programs keep all cores busy, even their ratio means little, and the name of the device says
     so. Seconds are these ratios times one time of the network in full, the median over modes.
     """
-    others = Others()
+    others = CpuContention()
     images = as_input(data.images[:batch])
     ratios: dict[str, float] = {}
     plain = []
