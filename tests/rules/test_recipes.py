@@ -15,6 +15,7 @@ HELPERS = {
     "torchpact.plugins": "how commands and weights are registered",
 }
 DEEP = {
+    "torchpact.core.call_args": "what an engine is given as the call",
     "torchpact.core.halting": "the equations for one iteration, which kernels of training copy",
     "torchpact.core.modes": "the table of modes by name",
     "torchpact.core.relaxation": "noise, and how it decides",
@@ -27,16 +28,34 @@ DEEP = {
     "torchpact.nn.sequence": "the loss of a sequence",
 }
 """Modules that have no name in a room of their own, and what recipes need them for."""
+BENCH = {
+    "torchpact.engines.conv.folded": "the dense competitor with its norms folded",
+    "torchpact.engines.registry": "the engines that are tried on a device",
+}
+"""Modules for ``torchpact_recipes.bench`` only, which compares engines by themselves."""
 
 
-def test_recipes_import_public_names_only():
-    found = private_imports(SOURCES, "torchpact_recipes", ROOMS, {**HELPERS, **DEEP})
+def found_in(bench: bool, allowed: dict[str, str]) -> list[str]:
+    """What modules of the recipes, those of ``bench`` or all others, import that is not public."""
+    parts = {
+        name: text
+        for name, text in SOURCES.items()
+        if name.startswith("torchpact.")
+        or name in ROOMS
+        or bench == name.startswith("torchpact_recipes.bench")
+    }
+    return private_imports(parts, "torchpact_recipes", ROOMS, allowed)
+
+
+@pytest.mark.parametrize("bench", [True, False])
+def test_recipes_import_public_names_only(bench):
+    found = found_in(bench, {**HELPERS, **DEEP, **(BENCH if bench else {})})
     assert not found, "\n".join(found)
 
 
 def test_no_exception_is_left_over():
-    found = private_imports(SOURCES, "torchpact_recipes", ROOMS, {})
-    for module in DEEP:
+    found = found_in(True, {}) + found_in(False, {})
+    for module in (*DEEP, *BENCH):
         assert any(f" {module} " in each or f" {module}." in each for each in found), module
 
 

@@ -1,13 +1,14 @@
 """Learning from a teacher: what it adds to the loss, and what it leaves alone."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch.nn import functional as F
 
 from tests.engines.networks import relative
-from tests.engines.onchip.emulation import built, needs_compiler
+from tests.engines.onchip.emulation import engine, needs_compiler
 from tests.training.small import METHODS, config, images
 from tests.training.test_trainer import assert_same, tensors, trainer
 from torchpact.core.objective import map_loss
@@ -121,7 +122,8 @@ def test_resuming_with_a_teacher_gives_the_same_weights(tmp_path):
 
 @needs_compiler
 def test_a_teacher_on_the_chip_says_what_its_layers_say(monkeypatch):
-    monkeypatch.setattr(teaching.ONCHIP, "build", built)
+    chip = SimpleNamespace(build=lambda spec, call: engine(spec.module))
+    monkeypatch.setitem(teaching.ENGINES, "onchip", chip)
     known, shown = teacher(), images().images[:3]
     on_chip = teaching.Teacher(known, torch.device("cpu"), "bf16")
     assert on_chip.on_chip is not None
@@ -143,7 +145,8 @@ def test_a_teacher_for_which_there_is_no_room_is_asked_by_layers(monkeypatch, co
 
     asked: list[object] = []
     monkeypatch.setattr(teaching, "compiled", kept)
-    monkeypatch.setattr(teaching.ONCHIP, "build", lambda spec: refuse)  # it is built, but not for so many
+    chip = SimpleNamespace(build=lambda spec, call: refuse)  # it is built, but not for so many
+    monkeypatch.setitem(teaching.ENGINES, "onchip", chip)
     shown, device = images().images[:3], torch.device("cpu")
     known = teaching.Teacher(teacher(), device, "bf16", compile)
     said = known(shown)
@@ -151,5 +154,5 @@ def test_a_teacher_for_which_there_is_no_room_is_asked_by_layers(monkeypatch, co
     assert torch.equal(said, known.by_layers(shown))
     assert torch.equal(known(shown), said)
     assert len(asked) == compile
-    monkeypatch.setattr(teaching.ONCHIP, "build", refuse)
+    monkeypatch.setitem(teaching.ENGINES, "onchip", SimpleNamespace(build=refuse))
     assert teaching.Teacher(teacher(), device, "bf16").on_chip is None

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from torchpact import Mode, count_flops, use_mode
 from torchpact.core.call_args import CallArgs
 from torchpact.engines import ENGINES, Deployed, Runner, Unsupported, deploy
-from torchpact.engines.base import NO_CONTEXT
 from torchpact.engines.conv.folded import folded_units
 from torchpact.engines.graphs import Graphed, repeatable
 from torchpact.engines.registry import names_among
@@ -203,7 +202,7 @@ def runners_of(block: nn.Module, u: Tensor, compiling: bool = False) -> dict[str
             continue
         try:
             runner = ENGINES[name].build(spec, call)
-            runner.tune(u, NO_CONTEXT)
+            runner.tune(u, CallArgs())
         except Unsupported:
             continue
         found[name] = runner

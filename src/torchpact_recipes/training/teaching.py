@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from torchpact.engines import Unsupported
-from torchpact.engines.conv.onchip import ONCHIP, OnChipNetwork
+from torchpact.core.call_args import CallArgs
+from torchpact.engines import ENGINES, NetworkRunner, Unsupported
 from torchpact.models import ResNet
 from torchpact.specs import network_spec
 from torchpact_recipes.training.compiling import compiled
@@ -68,7 +68,7 @@ class Teacher:
         return compiled(self.by_layers)
 
 
-def _on_chip(model: ResNet) -> OnChipNetwork | None:
+def _on_chip(model: ResNet) -> NetworkRunner | None:
     """Return the same network with convolutions in bfloat16, a kernel a block; None where it does not fit."""
     half = copy.deepcopy(model)
     for module in half.modules():
@@ -78,7 +78,7 @@ def _on_chip(model: ResNet) -> OnChipNetwork | None:
     if spec is None:
         return None
     try:
-        runner: OnChipNetwork = ONCHIP.build(spec)
+        runner: NetworkRunner = ENGINES["onchip"].build(spec, CallArgs())
     except Unsupported:
         return None
     return runner
