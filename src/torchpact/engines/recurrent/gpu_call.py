@@ -81,7 +81,8 @@ class Piece(NamedTuple):
 class Places:
     """Those of the last piece, on the device.
 
-    Kept for the stream they were made on: once dropped, only that stream's order keeps their memory from reuse.
+    Kept for the stream they were made on: once dropped, only that stream's order keeps their memory from
+    reuse.
     """
 
     def __init__(self) -> None:
