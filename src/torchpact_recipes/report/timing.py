@@ -39,7 +39,7 @@ def measure(model: ResNet, data: Images, modes: Iterable[str], batch: int = BATC
         "modes": {mode: full * ratio for mode, ratio in ratios.items()},
         "plain": full,
         "batch": len(images),
-        "device": _device(images.device) + (", while other programs ran" if others.in_the_way() else ""),
+        "device": _device(images.device) + (", while other programs ran" if others.is_high() else ""),
     }
 
 
