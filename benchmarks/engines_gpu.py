@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from torchpact.engines import deploy
 from torchpact.engines.conv.folded import folded_units
-from torchpact.engines.conv.triton.engine import SparseGPUBlock
+from torchpact.engines.conv.triton.block import SparseGPUBlock
 from torchpact.flops.conv import conv_block_flops
 from torchpact.flops.count import flops_from_ponders, max_flops
 from torchpact.models import ResNetConfig, build

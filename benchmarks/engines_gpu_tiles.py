@@ -24,7 +24,7 @@ from engines_gpu import BLOCKS
 from table import write_csv
 from torch.nn import functional as F
 
-from torchpact.engines.conv.triton.engine import SparseGPUBlock
+from torchpact.engines.conv.triton.block import SparseGPUBlock
 from torchpact.engines.conv.triton.gpu_kernels import convolve
 from torchpact.engines.conv.triton.tiles import REGION, Tiles, region_for
 from torchpact.specs import block_spec

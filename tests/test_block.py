@@ -274,8 +274,8 @@ def test_halted_positions_are_frozen_in_hard_modes():
     seen = []
 
     class Spy(tp.Residual):
-        def forward(self, u, *context, gate=None):
-            result = super().forward(u, *context, gate=gate)
+        def forward(self, u, *context, gate=None, **named):
+            result = super().forward(u, *context, gate=gate, **named)
             if gate is not None:
                 seen.append((u, result, gate))
             return result

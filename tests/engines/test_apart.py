@@ -52,6 +52,7 @@ def test_positions_leave_where_steps_look_at_one_at_a_time(shape, mode):
         compact = CompactRunner(one, checked(one, u, *context), (u, CallArgs(context)))
         assert compact.positions == (torch.Size(shape[1:-1]).numel() > 1)
         (output, ponder), (expected, reference) = compact(u, CallArgs(context)), one(u, *context)
+        assert isinstance(output, torch.Tensor)
         assert output.shape == expected.shape
         assert relative(output, expected) < 1e-5
         assert [x.shape for x in ponder[:4]] == [x.shape for x in reference[:4]]

@@ -10,14 +10,17 @@ from typer.testing import CliRunner
 import torchpact as tp
 from torchpact.cli import make_app
 from torchpact.engines import ENGINES, Unsupported
+from torchpact.engines.base import NO_CONTEXT
+from torchpact.engines.generic.dense import Dense, PlainUnits
 from torchpact.engines.timing import in_turns
-from torchpact.flops.conv import block_flops, plain_flops
+from torchpact.flops.conv import conv_block_flops, plain_conv_flops
 from torchpact.flops.count import max_flops
 from torchpact.models import ResidualUnit, ResNetConfig
+from torchpact.specs import block_spec
 from torchpact_recipes.bench.blobs import block_with_blobs, with_blobs
 from torchpact_recipes.bench.bottleneck import bottlenecks_with_blobs
 from torchpact_recipes.bench.dense import dense_alternatives
-from torchpact_recipes.bench.rows import BottleneckBench, NetworkBench, Setting, _runners
+from torchpact_recipes.bench.rows import BottleneckBench, NetworkBench, Setting, runners_of
 from torchpact_recipes.commands import bench as command
 
 SETTING = Setting(torch.device("cpu"), torch.float32, 0.01, compiling=False)
@@ -98,20 +101,25 @@ def test_of_a_network_alone_no_block_is_measured(tmp_path, monkeypatch):
     assert run("--block", "none", "--network", "resnet32", "-o", str(tmp_path)).exit_code == 0
 
 
-def test_blocks_are_compiled_where_dense_ones_are():
+def test_blocks_are_compiled_where_dense_ones_are(monkeypatch):
+    monkeypatch.setattr(torch, "compile", lambda function, **_: function)  # which takes long
     block, u = block_with_blobs(16, 4, 1, 0.5)
-    assert "compiled" not in _runners(block, u)
-    assert "compiled" in _runners(block, u, compiling=True)
+    assert "compiled" not in runners_of(block, u)
+    assert "compiled" in runners_of(block, u, compiling=True)
 
 
 def test_engines_that_refuse_a_map_are_left_out(monkeypatch):
-    class Choosy:
-        def tune(self, u):
+    class ChoosyRunner(PlainUnits):
+        def tune(self, u, context):
             raise Unsupported(f"got {tuple(u.shape)}")
 
+    class Choosy(Dense):
+        def build(self, spec, example=NO_CONTEXT):
+            return ChoosyRunner(spec)
+
     block, u = block_with_blobs(16, 4, 1, 0.5)
-    monkeypatch.setitem(ENGINES, "choosy", lambda block: Choosy())
-    assert "choosy" not in _runners(block, u)
+    monkeypatch.setitem(ENGINES, "choosy", Choosy())
+    assert "choosy" not in runners_of(block, u)
 
 
 def test_a_network_is_measured_with_its_memory():
@@ -144,15 +152,16 @@ def test_flops_of_bottlenecks_are_those_of_their_layers():
     u = net.enter(images)
     for block in net.blocks:
         size = block(u)[0].shape[2:]
-        assert plain_flops(block, *size) == tp.count_flops(torch.nn.Sequential(*block.steps), u).mean
+        spec = block_spec(block)
+        assert plain_conv_flops(spec, *size) == tp.count_flops(torch.nn.Sequential(*block.steps), u).mean
         corner = torch.ones(1, 1, *size, dtype=torch.long)
-        once = block_flops(block, corner, *size)
+        once = conv_block_flops(spec, corner, *size)
         corner[0, 0, 0, 0] = 2
         second, head = block.steps[1], block.halting[0]
         more = 4 * second.conv1.weight.numel() + second.conv2.weight.numel() + second.conv3.weight.numel()
         if len(block.halting) > 1:  # the pixel is asked once more
             more += head.conv.weight.numel() + head.linear.weight.numel()
-        assert block_flops(block, corner, *size) - once == 2 * more
+        assert conv_block_flops(spec, corner, *size) - once == 2 * more
         u, _ = block(u)
 
 

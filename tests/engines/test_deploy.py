@@ -3,6 +3,7 @@ import pickle
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -159,7 +160,7 @@ def test_an_engine_for_whole_networks_is_taken_if_it_is_the_fastest(monkeypatch)
 
 
 def test_a_whole_network_is_tuned_with_the_example_and_told_about_details(monkeypatch):
-    seen = []
+    seen: list[Any] = []
 
     def run(images):
         return torch.zeros(len(images), 10), []

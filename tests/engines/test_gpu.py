@@ -14,7 +14,7 @@ from torchpact_recipes.bench.memory import peak_memory
 
 pytest.importorskip("triton", reason="needs Triton")
 
-from torchpact.engines.conv.triton import engine as gpu
+from torchpact.engines.conv.triton import block as gpu
 from torchpact.engines.conv.triton.engine import GPU
 from torchpact.engines.conv.triton.tiles import Tiles, fitting, region_for, tiles_for
 from torchpact.engines.graphs import repeatable

@@ -15,7 +15,7 @@ pytest.importorskip("triton", reason="needs Triton")
 
 from torchpact.engines.conv.triton import gpu_kernels
 from torchpact.engines.conv.triton import lists as gpu_lists
-from torchpact.engines.conv.triton.engine import Run, SparseGPUBlock
+from torchpact.engines.conv.triton.block import Run, SparseGPUBlock
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 

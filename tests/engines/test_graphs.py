@@ -12,7 +12,7 @@ import torch
 import torchpact as tp
 from tests.engines.networks import lively, relative
 from torchpact.core.ponder import is_unknown, without_details
-from torchpact.engines import deployment, graphs, registry
+from torchpact.engines import autotune, graphs, whole
 from torchpact.engines.graphs import MOST_GRAPHS, Graphed
 from torchpact.engines.timing import interleaved
 
@@ -30,7 +30,7 @@ def gpu(test):
 
 @pytest.fixture(autouse=True)
 def _quick_and_exact(monkeypatch):
-    for module in (deployment, registry):
+    for module in (autotune, whole):
         monkeypatch.setattr(module, "interleaved", partial(interleaved, seconds=0, least=1))
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
 

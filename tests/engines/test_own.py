@@ -64,7 +64,7 @@ def test_names_are_for_networks_of_ones_own():
         tp.deploy(tp.models.psact_resnet32(), torch.randn(1, 3, 32, 32), kwargs={"scale": 1.0})
     for function in (tp.deploy, tp.count_flops):
         with pytest.raises(TypeError, match=r"^expected kwargs to be a dictionary, got list$"):
-            function(Mine(), torch.randn(1, 3, 8, 8), kwargs=[1.0])  # type: ignore[arg-type, call-overload]
+            function(Mine(), torch.randn(1, 3, 8, 8), kwargs=[1.0])  # type: ignore[arg-type]
         with pytest.raises(
             TypeError, match=r"^expected tensors whose first dimension is the batch, got float$"
         ):

@@ -23,8 +23,8 @@ NO_MODULE: Any = torch.tanh
 
 
 class Own(tp.AdaptiveBlock):
-    def forward(self, u, *context, mode=None):
-        output, ponder = super().forward(u, *context, mode=mode)
+    def forward(self, u, *context, mode=None, **named):
+        output, ponder = super().forward(u, *context, mode=mode, **named)
         return 2 * output, ponder
 
 

@@ -8,7 +8,7 @@ import torch
 
 import torchpact as tp
 from tests.engines.recurrent_layers import CELLS, decided, lively, random, states
-from torchpact.engines.base import CallArgs
+from torchpact.core.call_args import CallArgs
 from torchpact.engines.recurrent import cluster as recurrent_cluster
 from torchpact.engines.recurrent import gpu as recurrent_gpu
 from torchpact.engines.recurrent.gpu import GPURecurrent
@@ -91,7 +91,7 @@ def test_clusters_are_the_loop(cell, hidden, batch):
 
 
 @pytest.mark.parametrize("clusters", [True, False])
-@pytest.mark.parametrize("bound", [-math.inf, -30.0, 0.5, 30.0, math.inf])
+@pytest.mark.parametrize("bound", [-math.inf, -3.0, 0.5, 3.0, math.inf])
 def test_one_threshold_for_all_heads(bound, clusters, monkeypatch):
     torch.manual_seed(1)
     if not clusters:
@@ -101,9 +101,10 @@ def test_one_threshold_for_all_heads(bound, clusters, monkeypatch):
     with torch.no_grad():
         slow = rnn(x, thresholds=tp.Thresholds(bound))
     fast = runner(x, bounds=(bound,) * 3)
-    clear = (torch.sigmoid(torch.tensor(bound)) - slow[2].probs[:-1]).abs().flatten(2).amin((0, 2)) > 1e-5
-    assert math.isinf(bound) or clear.double().mean() > 0.3
-    clear = clear | math.isinf(bound)
+    threshold = torch.sigmoid(torch.tensor(bound)).item()
+    clear = (slow[2].probs[:-1] - threshold).abs().amin((0, 2)) > 1e-4
+    clear |= math.isinf(bound)  # where rounding decides nothing
+    assert clear.double().mean() > 0.7
     assert torch.equal(fast[2].steps[clear], slow[2].steps[clear])
     torch.testing.assert_close(fast[0][clear], slow[0][clear], rtol=1e-4, atol=2e-5)
     expected = {-math.inf: 1, math.inf: 4}.get(bound)

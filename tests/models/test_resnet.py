@@ -21,6 +21,7 @@ from torchpact.models import (
     resnet110,
     warm_start,
 )
+from torchpact.nn.conv_units import shortcut as unit_shortcut
 
 MODES = [tp.Relaxed(), tp.Discrete(), tp.Thresholded(), tp.ACT()]
 MODE_NAMES = ["relaxed", "discrete", "thresholded", "act"]
@@ -286,7 +287,7 @@ def test_weights_start_with_variance_two_over_fan_in_and_heads_with_bias_minus_t
 
 def test_the_shortcut_averages_pixels_and_pads_channels_on_both_sides():
     u = torch.arange(2 * 16 * 3 * 5, dtype=torch.float).view(2, 16, 3, 5)
-    out = ResidualUnit(16, 32, stride=2).shortcut(u)
+    out = unit_shortcut(u, stride=2, padding=16)
     assert out.shape == (2, 32, 2, 3)
     assert not out[:, :8].any()
     assert not out[:, 24:].any()

@@ -164,7 +164,7 @@ class AdaptiveBlock(nn.Module):
             after = self.run_step(index, u, loop.gate, context, named)
             head = partial(self.halting_logits, index, like=loop.remaining)
             loop, u = advance(loop, u, after, head, held=is_gated(step))
-            del after  # which would be held while the next step runs
+            del after, head  # which would be held while the next step runs
             if loop.done:
                 loop.draw_the_rest()
                 break

@@ -19,6 +19,7 @@ from torchpact.engines.reference import Reference
 from torchpact.engines.registry import ENGINES
 from torchpact.engines.timing import interleaved
 from torchpact.specs import BlockSpec, NetworkSpec
+from torchpact.specs.blocks import Bounds
 
 Notes = dict[str, None]
 """Lines for people, in order, each once."""
@@ -66,8 +67,8 @@ def choose(
     timed = runners | {"plain": DENSE.build_plain(spec, ponders)}
     calls: dict[str, Callable[[], Any]] = {}
     for name, run in timed.items():
-        if _works(run, u, context, name, notes):
-            calls[name] = _timed(run, u, context, generators)
+        if _works(run, u, context, spec.bounds, name, notes):
+            calls[name] = _timed(run, u, context, spec.bounds, generators)
     among = [name for name in calls if name != "plain"]
     if not among:
         return Choice("dense", {}, None, False)
@@ -119,17 +120,17 @@ def built(
 
 
 def _timed(
-    run: Runner, u: Any, context: CallArgs, generators: Sequence[torch.Generator]
+    run: Runner, u: Any, context: CallArgs, bounds: Bounds, generators: Sequence[torch.Generator]
 ) -> Callable[[], Any]:
-    if isinstance(u, Tensor) and not context.values:
+    if isinstance(u, Tensor) and not context.values and bounds is None:
         return repeatable(run, u, generators, run.host_sync)
-    return partial(run, u, context)
+    return partial(run, u, context, bounds)
 
 
-def _works(run: Runner, u: Any, context: CallArgs, name: str, notes: Notes) -> bool:
+def _works(run: Runner, u: Any, context: CallArgs, bounds: Bounds, name: str, notes: Notes) -> bool:
     """Whether it runs outside of its network; if not, why is noted."""
     try:
-        run(u, context)
+        run(u, context, bounds)
     except Exception as error:  # of autocast around it, say, or of states that no other part has
         notes[f"{name}: {one_line(error)}"] = None
         return False

@@ -13,7 +13,7 @@ from torchpact.checks import one_line
 from torchpact.core.block import AdaptiveBlock
 from torchpact.core.call_args import CallArgs, call_args, channels_last, first_tensor
 from torchpact.core.modes import Mode, as_mode
-from torchpact.engines.autotune import Choice, Notes, choose, joined, measuring
+from torchpact.engines.autotune import Choice, Notes, built, choose, joined, measuring
 from torchpact.engines.deployed import Deployed
 from torchpact.engines.graphs import as_called_block
 from torchpact.engines.inputs import check_of
@@ -96,9 +96,12 @@ def deploy(
         with captured(parts, keep=True) as calls:
             given.call(own)
         costs, rest = _counted(own, given, specs, notes)
+        wholes = {} if network is None else built(network, given, names, notes)
+        # an engine that runs the network needs not be tried on its blocks
+        among = [name for name in names if name not in wholes]
         by_part: dict[str, Notes] = {name: Notes() for name in specs}
         choices = {
-            n: _choice(spec, calls[n], names, by_part[n], engines is not None) for n, spec in specs.items()
+            n: _choice(spec, calls[n], among, by_part[n], engines is not None) for n, spec in specs.items()
         }
         notes |= joined(by_part)
         rows = [_row(specs[n], c, calls[n], costs[n]) for n, c in choices.items() if c is not None]
@@ -114,7 +117,7 @@ def deploy(
             fast.run_by(own if is_watched(own) else patches.get(own, own))
         else:
             runners = {name: choice and choice.runner for name, choice in choices.items()}
-            best, seconds, runner = as_sequence(network, first, runners, names, notes)
+            best, seconds, runner = as_sequence(network, first, runners, wholes, notes)
             fast.run_by(runner)
     if best == "dense" and any(row.engine != "dense" for row in rows):
         notes["as a whole, the network is fastest as it is: no engine runs"] = None

@@ -48,6 +48,8 @@ class Deployed(FrozenModule):
         self.channels_last = False
         self.check = check
         self.heads = {name: spec.max_steps - 1 for name, spec in specs.items() if spec.heads}
+        set_before = {name: spec.bounds for name, spec in specs.items() if spec.bounds is not None}
+        self.bounds: Mapping[str, Bounds] | None = set_before or None
         self._fitting: set[torch.Size] = set()  # that came before
         if hasattr(own, "config"):
             self.config = own.config
@@ -87,7 +89,7 @@ class Deployed(FrozenModule):
             self.refuse_misfits(CallArgs(args, kwargs))
         if self.channels_last:
             args, kwargs = tuple(map(channels_last, args)), {n: channels_last(x) for n, x in kwargs.items()}
-        bounds = None if thresholds is None else as_thresholds(thresholds).for_blocks(self.heads)
+        bounds = self.bounds if thresholds is None else as_thresholds(thresholds).for_blocks(self.heads)
         device = self.device
         # to enter and leave what need not be changed would take a good part of a small network's time
         grad, cast = torch.is_grad_enabled(), torch.is_autocast_enabled(device.type)

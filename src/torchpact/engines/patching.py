@@ -44,7 +44,7 @@ class PatchedPart:
     def __call__(self, u: Any, *args: Any, **kwargs: Any) -> Any:
         """Return what the part does."""
         bounds = _BOUNDS.get()
-        own = None if bounds is None else bounds.get(self.spec.name)
+        own = self.spec.bounds if bounds is None else bounds.get(self.spec.name)
         weights = kwargs.pop("weights", None)
         told = {name: value for name, value in kwargs.items() if value is not None} if kwargs else kwargs
         *output, ponder = self._run(u, CallArgs(args, told), own)

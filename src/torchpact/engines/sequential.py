@@ -37,7 +37,8 @@ class BlockByBlock(NetworkRunner):
         u = self.stem(images)
         ponders, nan = [], None
         for run, block in zip(self.runners, self.blocks, strict=True):
-            state, ponder = run(u, NO_CONTEXT, None if bounds is None else bounds.get(block.name))
+            own = block.bounds if bounds is None else bounds.get(block.name)
+            state, ponder = run(u, NO_CONTEXT, own)
             assert isinstance(state, Tensor)
             u = join_patches(state)
             if ponder is None:

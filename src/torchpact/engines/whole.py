@@ -7,9 +7,9 @@ from functools import partial
 from torch import Tensor, nn
 
 from torchpact.checks import one_line
-from torchpact.core.call_args import CallArgs, call_args, channels_last
+from torchpact.core.call_args import CallArgs, channels_last
 from torchpact.core.ponder import Ponder
-from torchpact.engines.autotune import Notes, built, fastest
+from torchpact.engines.autotune import Notes, fastest
 from torchpact.engines.base import NetworkRunner, Runner
 from torchpact.engines.generic.dense import DENSE
 from torchpact.engines.graphs import Graphed, as_called, generators_of
@@ -109,7 +109,7 @@ def as_sequence(
     spec: NetworkSpec,
     images: Tensor,
     runners: Mapping[str, Runner | None],
-    names: Sequence[str],
+    wholes: Mapping[str, NetworkRunner],
     notes: Notes,
 ) -> tuple[str, dict[str, float], NetworkRunner]:
     """Return the fastest runner of a network: one engine for all of it, or one for each block.
@@ -118,8 +118,8 @@ def as_sequence(
         spec: What the network is.
         images: The example.
         runners: Those of the blocks, by name; None is the block itself.
-        names: The engines to choose from.
-        notes: Gets a line for each engine that cannot run it.
+        wholes: Those of engines that run all of it, by name.
+        notes: Gets a line where there is no CUDA graph, or where it runs as a whole.
 
     Returns:
         The name of the way, the seconds of each, and the runner.
@@ -129,7 +129,7 @@ def as_sequence(
     in_turn = BlockByBlock(spec, [runners[b.name] or Reference(b) for b in spec.blocks])
     plain = BlockByBlock(spec, [DENSE.build_plain(block) for block in spec.blocks])
     ways: dict[str, NetworkRunner] = {}
-    for name, network in built(spec, call_args(images), names, notes).items():
+    for name, network in wholes.items():
         otherwise: NetworkRunner = in_turn
         if network.skip_cuda_graph and images.device.type == "cuda" and not in_turn.host_sync:
             otherwise = Graphed(in_turn, generators)  # of sizes that are yet to come

@@ -163,9 +163,9 @@ class AdaptiveRNN(nn.Module):
         """Do what :meth:`forward` does; an engine has the packed sequences read in another way.
 
         Args:
-            input: As in :meth:`forward`.
-            state: As in :meth:`forward`.
-            lengths: As in :meth:`forward`.
+            input: As in :meth:`forward`, like ``state`` and ``lengths``.
+            state: What the sequences begin with.
+            lengths: Of the sequences.
             mode: What decides.
             bounds: What logits must exceed, for each of the L − 1 decisions, in thresholded mode.
             read: Reads the packed sequences; by default :meth:`read`.
@@ -240,8 +240,7 @@ class AdaptiveRNN(nn.Module):
         """Run all L iterations of a single time step on input of shape (batch, features), halted or not.
 
         Returns their outputs, (L, batch, size), and the logits of their halting probabilities, (L, batch),
-        the last of them +∞: what an expectation over the iterations needs, as that of
-        :func:`~torchpact.ponder_loss`.
+        the last of them +∞, as :func:`~torchpact.ponder_loss` takes them.
 
         >>> rnn = AdaptiveRNN(nn.GRUCell(8 + 1, 16), max_steps=5)
         >>> outputs, logits = rnn.unroll(torch.randn(3, 8))

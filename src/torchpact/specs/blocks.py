@@ -36,6 +36,8 @@ class BlockSpec:
     """Whether all iterations share their step."""
     name: str = ""
     price: float = 1.0
+    bounds: Bounds = None
+    """What the logits of its heads must exceed unless a run says otherwise; see ``use_thresholds``."""
     batch_dim: int = 0
     """The dimension of the input that is the batch."""
     recurrent: bool = False

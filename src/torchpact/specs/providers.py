@@ -149,6 +149,7 @@ def block_spec(block: nn.Module, name: str = "") -> BlockSpec:
         heads=tuple((heads * count if len(heads) == 1 else heads)[: count - 1]),
         mode=block.mode,
         details=block.details,
+        bounds=block.bounds,
         shared=len(steps) == 1 and count > 1,
         name=name or block.name,
         price=block.price,

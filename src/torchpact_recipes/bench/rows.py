@@ -60,7 +60,7 @@ class BlockBench:
         """Measure at a share of active pixels."""
         channels, size, batch = self.shape
         block, u = self._make(active)
-        runners = _runners(block, u, self.setting.compiling)
+        runners = runners_of(block, u, self.setting.compiling)
         engines = {name: repeatable(run, u, host_sync=run.host_sync) for name, run in runners.items()}
         seconds = interleaved(engines, seconds=self.setting.seconds / 4)
         best = min(engines, key=seconds.__getitem__)
@@ -169,7 +169,7 @@ class BottleneckBench:
         _, ponders = net(images)
         ran = [float(p.steps.double().mean()) / b.max_steps for p, b in zip(ponders, net.blocks, strict=True)]
         for index, block in enumerate(net.blocks):
-            runners = _runners(block, u)  # compiling four blocks would take minutes
+            runners = runners_of(block, u)  # compiling four blocks would take minutes
             calls = {name: repeatable(run, u, host_sync=run.host_sync) for name, run in runners.items()}
             seconds = interleaved(calls, seconds=self.setting.seconds / 8)
             best = min(calls, key=seconds.__getitem__)
@@ -192,7 +192,7 @@ class BottleneckBench:
         return row | _speeds(times, [*self.dense], theory, self.batch)
 
 
-def _runners(block: nn.Module, u: Tensor, compiling: bool = False) -> dict[str, Runner]:
+def runners_of(block: nn.Module, u: Tensor, compiling: bool = False) -> dict[str, Runner]:
     """Return what can run a block, by engine, and if ``compiling`` those that take long to build, too."""
     found: dict[str, Runner] = {}
     spec, call = block_spec(block), CallArgs((u,))

@@ -116,7 +116,11 @@ def spec_of(model, mode=None):
 
 
 def engine(model, mode=None, made=AsForMany, device=H200, **how):
-    spec = spec_of(model, mode)
+    return built(spec_of(model, mode), made, device, **how)
+
+
+def built(spec, made=AsForMany, device=H200, **how):
+    """Return what the engine makes of a network, with its kernels as C++."""
     assert network_problem(spec) is None
     return made(spec, lambda plan: emulated(plan, **how), device)
 

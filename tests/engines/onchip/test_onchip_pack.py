@@ -45,7 +45,7 @@ def test_fragments_are_those_of_the_manual():
 
 def test_convolutions_are_packed_tap_by_tap():
     block = lively(units=2).blocks[1]
-    packed = pack.pack_convolutions(block_spec(block).conv_units)
+    packed = pack.pack_convolutions(block_spec(block).conv_units or ())
     first = unpacked(packed[: 9 * 16 * 32].view(9, 2, 32, 8), 9 * 16, 32)
     u = torch.randn(1, 16, 8, 8)
     columns = F.unfold(u, 3, padding=1, stride=2).view(16, 9, 16).permute(2, 1, 0).flatten(1)
@@ -104,7 +104,7 @@ def test_taps_are_scaled_exactly_where_the_exponents_suffice(dtype, unit):
 def test_norms_have_a_row_for_every_unit():
     block = lively(units=2).blocks[1]
     units = list(block.steps)
-    norms = pack.pack_norms(block_spec(block).conv_units)
+    norms = pack.pack_norms(block_spec(block).conv_units or ())
     assert norms.shape == (2, 128)
     u = torch.randn(1, 16, 1, 1)
     expected = units[0].norm1(u).flatten()

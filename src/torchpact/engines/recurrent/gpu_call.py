@@ -73,7 +73,7 @@ class Piece(NamedTuple):
     rows: slice
     """What their rows are of all packed ones."""
     places: Tensor
-    """Where among these each time step begins, and their end twice: after the last, nobody is left."""
+    """Where among these each time step begins, and their end twice: after the last, no row is left."""
     batch: int
     """How many sequences are so long."""
 
@@ -81,7 +81,8 @@ class Piece(NamedTuple):
 class Places:
     """Those of the last piece, on the device.
 
-    Kept for the stream they were made on: once dropped, their memory is that stream's, whoever else reads it.
+    Kept for the stream they were made on: once dropped, only that stream's order keeps their memory from
+    reuse.
     """
 
     def __init__(self) -> None:

@@ -90,7 +90,7 @@ def move(  # type: ignore[no-untyped-def]
         at3 = 3 * H
         u3, x3 = _summands(state + at3, x + at3, flag + at3 + k, hidden_bias + at3 + k, inside, first, BIASED)
     position = row
-    if GATHERS:  # early, so as to wait for memory but once: who has more to read goes on in any case
+    if GATHERS:  # early, to wait for memory only once: a row with more to read goes on in any case
         position = tl.atomic_add(next_count, 1, mask=live & more, sem="relaxed")
     elif row == 0:
         tl.store(next_count, 0)  # for the iteration that gathers

@@ -1,7 +1,7 @@
 // An adaptive recurrent layer in thresholded mode, without gradients; cluster.py compiles and calls this.
 //
-// A cluster of CTAs reads some sequences, each at its own pace, from the first time step to the last, and waits for
-// nobody else. A CTA has 32 units: all weights to their gates stay in its registers (and in shared memory, where
+// A cluster of CTAs reads some sequences, each at its own pace, from the first time step to the last, without
+// waiting for others. A CTA has 32 units: all weights to their gates stay in its registers (and in shared memory, where
 // they are too many), and every iteration it gives the new outputs of its units to the others of the cluster. A
 // thread has the gates of one unit, and every eighth four of the outputs that they are summed over.
 //

@@ -10,10 +10,11 @@ from torch.nn.utils.rnn import PackedSequence
 
 from torchpact.checks import readable
 from torchpact.core import state as _state
+from torchpact.core.call_args import CallArgs
 from torchpact.core.modes import Mode, Thresholded, as_mode
 from torchpact.core.state import State
 from torchpact.core.thresholds import Thresholds
-from torchpact.engines.base import CallArgs, Engine, Runner, Unsupported
+from torchpact.engines.base import Engine, Runner, Unsupported
 from torchpact.engines.recurrent.layer import Layer
 from torchpact.nn.rnn import AdaptiveRNN
 from torchpact.specs import BlockSpec, NetworkSpec

@@ -113,7 +113,8 @@ class Joint(JointIterations[Learner], ImageIterations):
         if isinstance(joint, JointNorm):
             ticket = torch.zeros(len(self.learners), dtype=torch.int32, device=self.device)
             joint.register_buffer("ticket", ticket, persistent=False)
-        return joint
+        layer: nn.Module = joint
+        return layer
 
     def _stack_momenta(self) -> None:
         """Make what the optimizer would in its first step; learners have views of it."""
