@@ -1,14 +1,14 @@
-# One command each: `make test` checks everything, `make demo` shows what it is for.
+# One command each: `make test` is what CI runs, `make test-all` checks everything, `make demo` shows what it is for.
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 JOBS ?= auto
 
 .DEFAULT_GOAL := help
-.PHONY: help install lint format types unit test demo docs clean
+.PHONY: help install lint format types rules unit test test-all demo docs clean
 
 help: ## list these targets
-	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
+	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
 
 $(VENV)/.installed: pyproject.toml src/torchpact_recipes/pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -17,9 +17,12 @@ $(VENV)/.installed: pyproject.toml src/torchpact_recipes/pyproject.toml constrai
 
 install: $(VENV)/.installed ## create .venv with the pinned versions
 
-lint: install ## ruff: lint and formatting
+lint: install rules ## ruff: lint and formatting; import contracts
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+
+rules: install ## import contracts; tests/rules has the others
+	$(BIN)/lint-imports --no-cache
 
 format: install ## let ruff mend what it can
 	$(BIN)/ruff check --fix .
@@ -28,10 +31,13 @@ format: install ## let ruff mend what it can
 types: install ## mypy
 	$(BIN)/mypy
 
-unit: install ## pytest, docstring and documentation examples included
+unit: install ## pytest, docstring and documentation examples included; not what is marked slow
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 
-test: lint types unit ## all of the above: what CI runs
+test: lint types unit ## lint, rules, types and tests: what CI runs, in less than 10 minutes on 2 cores
+
+test-all: lint types ## also the tests marked slow
+	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m ""
 
 demo: install ## a pretrained ResNet becomes adaptive, in minutes on a CPU; writes demo/report.html
 	$(BIN)/torchpact demo

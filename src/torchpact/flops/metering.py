@@ -3,17 +3,19 @@
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils.flop_counter import FlopCounterMode
 
 from torchpact.core.block import AdaptiveBlock
 from torchpact.core.call_args import CallArgs
 from torchpact.core.modes import NeverHalt
 from torchpact.specs.call_capture import title
+
+if TYPE_CHECKING:
+    from torch.utils.flop_counter import FlopCounterMode
 
 
 class Prices(NamedTuple):
@@ -41,6 +43,8 @@ def metered_prices(
         TypeError: One part is within another.
 
     """
+    from torch.utils.flop_counter import FlopCounterMode  # imports Triton, where there is one
+
     prices: dict[str, list[Prices]] = {name: [] for name in found}
     counter = FlopCounterMode(display=False)
     with _every_product_seen(net), counter, _Meters(counter, found, prices):
@@ -75,7 +79,7 @@ class _Meters:
     """Hooks that read a counter around parts, and around steps and heads while a part runs."""
 
     def __init__(
-        self, counter: FlopCounterMode, found: Mapping[str, nn.Module], prices: dict[str, list[Prices]]
+        self, counter: "FlopCounterMode", found: Mapping[str, nn.Module], prices: dict[str, list[Prices]]
     ) -> None:
         self.counter, self.found, self.prices = counter, found, prices
         self.running: list[tuple[str, Prices, int]] = []

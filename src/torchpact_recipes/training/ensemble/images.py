@@ -7,7 +7,6 @@ those of the network that an image belongs to. All else, such as adaptive blocks
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -108,9 +107,9 @@ class Joint(JointIterations[Learner], ImageIterations):
         if type(module) not in JOINT:
             return module
         kind, kernels = JOINT[type(module)]
-        joint: Any = as_kind(module, kind)
+        joint = as_kind(module, kind)
         if kernels is not None and self.learners[0].own_kernels:
-            joint.kernels = kernels()
+            vars(joint)["kernels"] = kernels()
         if isinstance(joint, JointNorm):
             ticket = torch.zeros(len(self.learners), dtype=torch.int32, device=self.device)
             joint.register_buffer("ticket", ticket, persistent=False)
