@@ -12,7 +12,7 @@ from tests.engines.onchip.emulation import engine, needs_compiler
 from tests.training.small import METHODS, config, images
 from tests.training.test_trainer import assert_same, tensors, trainer
 from torchpact.core.objective import map_loss
-from torchpact.engines import Unsupported
+from torchpact.engines import ENGINES, Unsupported
 from torchpact.nn.resnet import build
 from torchpact_recipes.data import standardize
 from torchpact_recipes.training import Learner, TrainingError, teaching
@@ -123,7 +123,7 @@ def test_resuming_with_a_teacher_gives_the_same_weights(tmp_path):
 @needs_compiler
 def test_a_teacher_on_the_chip_says_what_its_layers_say(monkeypatch):
     chip = SimpleNamespace(build=lambda spec, call: engine(spec.module))
-    monkeypatch.setitem(teaching.ENGINES, "onchip", chip)
+    monkeypatch.setitem(ENGINES, "onchip", chip)
     known, shown = teacher(), images().images[:3]
     on_chip = teaching.Teacher(known, torch.device("cpu"), "bf16")
     assert on_chip.on_chip is not None
@@ -146,7 +146,7 @@ def test_a_teacher_for_which_there_is_no_room_is_asked_by_layers(monkeypatch, co
     asked: list[object] = []
     monkeypatch.setattr(teaching, "compiled", kept)
     chip = SimpleNamespace(build=lambda spec, call: refuse)  # it is built, but not for so many
-    monkeypatch.setitem(teaching.ENGINES, "onchip", chip)
+    monkeypatch.setitem(ENGINES, "onchip", chip)
     shown, device = images().images[:3], torch.device("cpu")
     known = teaching.Teacher(teacher(), device, "bf16", compile)
     said = known(shown)
@@ -154,5 +154,5 @@ def test_a_teacher_for_which_there_is_no_room_is_asked_by_layers(monkeypatch, co
     assert torch.equal(said, known.by_layers(shown))
     assert torch.equal(known(shown), said)
     assert len(asked) == compile
-    monkeypatch.setitem(teaching.ENGINES, "onchip", SimpleNamespace(build=refuse))
+    monkeypatch.setitem(ENGINES, "onchip", SimpleNamespace(build=refuse))
     assert teaching.Teacher(teacher(), device, "bf16").on_chip is None
