@@ -28,6 +28,9 @@ class NetworkEngine(Engine):
     def __init__(self, name, run, tune=None, see=None):
         self.name, self.run, self.tuned, self.see = name, run, tune, see  # type: ignore[misc]
 
+    def concerns(self, spec):
+        return isinstance(spec, NetworkSpec)
+
     def supports(self, spec, example):
         return None if isinstance(spec, NetworkSpec) else f"{self.name}: for networks only"
 
