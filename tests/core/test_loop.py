@@ -160,6 +160,7 @@ def test_hard_modes_decide_alike_with_and_without_gradients(name, kind, length, 
     with torch.no_grad():
         output, ponder = block(u, mode=seeded(name, seed))
     assert torch.equal(ponder.steps, learning.steps)
+    assert (ponder.probs[~ponder.active] == 1).all(), "h of what has halted is not asked for"
     for a, b in zip(parts(output), parts(trained), strict=True):
         torch.testing.assert_close(a, b)
 

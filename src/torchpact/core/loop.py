@@ -239,9 +239,8 @@ def decide(loop: HaltingLoop, logits: Tensor) -> tuple[HaltingLoop, Tensor | Non
         assert isinstance(rules.mode, Thresholded)  # as start has seen
         weight, remaining = rules.mode.halt(remaining, logits, bound=rules.bounds[loop.taken])
     gate = rules.mode.gate(remaining)
-    if (
-        rules.mode.hard and gate is not remaining
-    ):  # halted is halted, though a mode may keep some of the stick
+    if rules.mode.hard and gate is not remaining:
+        # a closed gate is a halt, though the mode may keep some of the stick
         remaining = torch.where(gate > 0, remaining, torch.zeros_like(remaining))
     kept = (*loop.logits, logits) if rules.keeps_logits else ()
     moved = HaltingLoop(rules, taken, remaining, gate, steps + (gate > 0), kept, loop.output, loop.frozen)
