@@ -1,11 +1,12 @@
-"""Two versions of torchpact beside each other: is a call of a deployed network, or a step, as fast as before?
+"""Two versions of torchpact beside each other: calls of deployed networks, steps of training.
 
-    python benchmarks/versions.py OLD/src NEW/src [--rounds 15] [--only resnet32-1 …] [--out benchmarks/versions.csv]
+    python benchmarks/versions.py OLD/src NEW/src [--rounds 15] [--only resnet32-1 …] [--out
+    benchmarks/versions.csv]
 
 Each version runs in a process of its own, from its source folder; the two take turns, case by case, so that
-other work on the machine hits both alike. A turn is the median of the calls of a quarter of a second; the table
-has the medians over turns, in milliseconds, and their ratio, old over new: above 1 the new one is faster.
-Recurrent layers are called as they are in versions that have no deployment for them.
+other work on the machine hits both alike. A turn is the median of the calls of a quarter of a second; the
+table has the medians over turns, in milliseconds, and their ratio, old over new: above 1 the new one is
+faster. Recurrent layers are called as they are in versions that have no deployment for them.
 """
 
 import argparse
@@ -16,6 +17,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -106,12 +108,13 @@ def cases() -> dict[str, Callable[[], Callable[[], object]]]:
         return call
 
     def rnn(batch: int) -> Callable[[], object]:
-        layer = tp.AdaptiveRNN(nn.LSTMCell(33, 128), 5, halting_bias=0.0, mode="thresholded", batch_first=True)
-        x, fast = torch.randn(batch, 16, 32), layer
-        try:
+        layer = tp.AdaptiveRNN(
+            nn.LSTMCell(33, 128), 5, halting_bias=0.0, mode="thresholded", batch_first=True
+        )
+        x = torch.randn(batch, 16, 32)
+        fast: Any = layer
+        with suppress(TypeError):  # of versions in which the layer itself calls the kernels
             fast = tp.deploy(layer, x)
-        except TypeError:  # versions in which the layer itself calls the kernels
-            pass
 
         def call() -> None:
             with torch.no_grad():
@@ -194,7 +197,9 @@ def main() -> None:
                 if number:  # the first turn warms up
                     times[index].append(seconds)
         old, new = (1e3 * statistics.median(each) for each in times)
-        rows.append({"case": name, "old_ms": round(old, 4), "new_ms": round(new, 4), "ratio": round(old / new, 3)})
+        rows.append(
+            {"case": name, "old_ms": round(old, 4), "new_ms": round(new, 4), "ratio": round(old / new, 3)}
+        )
         print(*rows[-1].values(), sep="\t", flush=True)
     for worker in workers:
         assert worker.stdin is not None

@@ -1,6 +1,6 @@
 """The adaptive block: run a step, ask the head, move the halting loop on."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -151,19 +151,21 @@ class AdaptiveBlock(nn.Module):
             The loop after the last step that was run, and the state then.
 
         """
+        steps, heads = [*self.steps], [*self.halting]
+        gated = [is_gated(step) for step in steps]
         loop = HaltingLoop.start(
             mode,
             self.max_steps,
             bounds=bounds,
-            gated=self.takes_gate,
+            gated=any(gated[1:] or gated),
             may_stop=may_stop,
             keeps_logits=keeps_logits,
         )
         for index in range(self.max_steps):
-            step = self.step_at(index)
-            after = self.run_step(index, u, loop.gate, context, named)
-            head = partial(self.halting_logits, index, like=loop.remaining)
-            loop, u = advance(loop, u, after, head, held=is_gated(step))
+            which = index if len(steps) > 1 else 0
+            after = self._run(steps[which], gated[which], index, u, loop.gate, context, named)
+            head = partial(self._logits, heads, index, like=loop.remaining)
+            loop, u = advance(loop, u, after, head, held=gated[which])
             del after, head  # which would be held while the next step runs
             if loop.done:
                 loop.draw_the_rest()
@@ -173,7 +175,8 @@ class AdaptiveBlock(nn.Module):
     @property
     def takes_gate(self) -> bool:
         """Whether any step after the first takes the gate."""
-        return any(is_gated(step) for step in (self.steps[1:] if len(self.steps) > 1 else self.steps))
+        gated = [is_gated(step) for step in self.steps]
+        return any(gated[1:] or gated)
 
     def step_at(self, index: int) -> nn.Module:
         """Return the step at ``index``, be it one that all iterations share."""
@@ -189,11 +192,23 @@ class AdaptiveBlock(nn.Module):
     ) -> State:
         """Return what the step at ``index`` makes of a state, checked to be a state of the same shape."""
         step = self.step_at(index)
+        return self._run(step, is_gated(step), index, u, gate, context, named)
+
+    @staticmethod
+    def _run(
+        step: nn.Module,
+        gated: bool,
+        index: int,
+        u: State,
+        gate: Tensor | None,
+        context: tuple[Any, ...],
+        named: Mapping[str, Any] | None,
+    ) -> State:
         before = state.versions(u)
         told: dict[str, Any] = {**named} if named else {}
         if is_indexed(step):
             told["iteration"] = index + 1
-        if gate is not None and is_gated(step):
+        if gate is not None and gated:
             told["gate"] = gate.to(state.parts(u)[0].dtype)
         moved: State = step(u, *context, **told)
         if index == 0:
@@ -211,10 +226,14 @@ class AdaptiveBlock(nn.Module):
 
     def halting_logits(self, index: int, u: State, like: Tensor | None = None) -> Tensor:
         """Return the halting logits after the step at ``index``, checked, in fp32 or better."""
+        return self._logits([*self.halting], index, u, like)
+
+    @staticmethod
+    def _logits(heads: Sequence[nn.Module], index: int, u: State, like: Tensor | None = None) -> Tensor:
         first = state.parts(u)[0]
-        if not self.halting:  # a single step and no head: one position an example
+        if not heads:  # a single step and no head: one position an example
             return at_least_single(first.new_zeros(state.per_example(first)))
-        logits = self.halting[index if len(self.halting) > 1 else 0](u)
+        logits = heads[index if len(heads) > 1 else 0](u)
         for part in state.parts(u):
             if not isinstance(logits, Tensor) or not state.broadcasts(logits, part):
                 raise ValueError(

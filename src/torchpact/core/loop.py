@@ -231,7 +231,7 @@ def decide(loop: HaltingLoop, logits: Tensor) -> tuple[HaltingLoop, Tensor | Non
         steps = torch.ones_like(logits, dtype=small)
     if taken >= rules.max_steps:
         return loop._replace(taken=taken, remaining=remaining, steps=steps, gate=None), None
-    if rules.may_stop:
+    if rules.may_stop and loop.remaining is not None:
         logits = torch.where(remaining > 0, logits, torch.inf)
     if rules.bounds is None:
         weight, remaining = rules.mode.halt(remaining, logits)

@@ -56,7 +56,7 @@ class Runner(ABC):
 
     def accepts(self, u: State, context: CallArgs) -> bool:
         """Whether it can run such a call."""
-        return not context.values
+        return not (context.args or context.kwargs)
 
     def tune(self, u: State, context: CallArgs) -> None:  # noqa: B027 (most have nothing to choose)
         """Choose what is fastest for calls like this one; called once, before it is measured."""

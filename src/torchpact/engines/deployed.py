@@ -2,7 +2,6 @@
 
 import warnings
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -85,24 +84,43 @@ class Deployed(FrozenModule):
             ValueError: The input does not fit, or the thresholds are not for its blocks.
 
         """
-        if self.check is not None:
+        # a small network takes less time than checks that were made before would
+        if self.check is not None and not self._came_before(args, kwargs):
             self.refuse_misfits(CallArgs(args, kwargs))
         if self.channels_last:
             args, kwargs = tuple(map(channels_last, args)), {n: channels_last(x) for n, x in kwargs.items()}
         bounds = self.bounds if thresholds is None else as_thresholds(thresholds).for_blocks(self.heads)
         device = self.device
-        # to enter and leave what need not be changed would take a good part of a small network's time
-        grad, cast = torch.is_grad_enabled(), torch.is_autocast_enabled(device.type)
-        elsewhere = device.type == "cuda" and device.index not in (None, torch.cuda.current_device())
-        if not (grad or cast or elsewhere):
+        if device.type == "cuda" and device.index not in (None, torch.cuda.current_device()):
+            with torch.cuda.device(device):  # where Triton starts kernels
+                return self._run_as_measured(args, kwargs, bounds)
+        return self._run_as_measured(args, kwargs, bounds)
+
+    def _run_as_measured(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], bounds: Mapping[str, Bounds] | None
+    ) -> Any:
+        """Run without gradients and autocast; to enter what need not be changed would take time, too."""
+        cast = torch.is_autocast_enabled(self.device.type)
+        if not (cast or torch.is_grad_enabled()):
             return self._run(args, kwargs, bounds)
-        with ExitStack() as stack:
-            stack.enter_context(torch.no_grad())
-            if cast:  # its precision is what it was measured in
-                stack.enter_context(torch.autocast(device.type, enabled=False))
-            if elsewhere:  # where Triton starts kernels
-                stack.enter_context(torch.cuda.device(device))
-            return self._run(args, kwargs, bounds)
+        with torch.no_grad():
+            if not cast:
+                return self._run(args, kwargs, bounds)
+            with torch.autocast(self.device.type, enabled=False):
+                return self._run(args, kwargs, bounds)
+
+    def _came_before(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Whether the only argument is a tensor like one that was checked."""
+        if len(args) != 1 or kwargs:
+            return False
+        x = args[0]
+        return (
+            isinstance(x, Tensor)
+            and x.shape in self._fitting
+            and x.dtype == self.dtype
+            and x.device == self.device
+            and not x.requires_grad
+        )
 
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any], bounds: Mapping[str, Bounds] | None) -> Any:
         if isinstance(self.network, NetworkRunner):

@@ -1,14 +1,14 @@
 """Runners in the place of the adaptive parts of a copied network: the network runs as it is around them."""
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
 from torch import Tensor, nn
 
 from torchpact.core.call_args import CallArgs
-from torchpact.core.ponder import is_unknown, without_details
+from torchpact.core.ponder import Ponder, is_unknown, without_details
 from torchpact.engines.base import Runner, Unsupported
 from torchpact.engines.reference import Reference
 from torchpact.specs import BlockSpec
@@ -37,33 +37,38 @@ class PatchedPart:
     """
 
     def __init__(self, spec: BlockSpec, runner: Runner | None = None) -> None:
-        self.spec, self.reference = spec, Reference(spec)
+        self.spec, self.reference, self.brief = spec, Reference(spec), not spec.keeps_details
         self.runner = runner
         self.contiguous = False  # whether the network cannot take maps with their channels last
 
     def __call__(self, u: Any, *args: Any, **kwargs: Any) -> Any:
         """Return what the part does."""
-        bounds = _BOUNDS.get()
-        own = self.spec.bounds if bounds is None else bounds.get(self.spec.name)
-        weights = kwargs.pop("weights", None)
-        told = {name: value for name, value in kwargs.items() if value is not None} if kwargs else kwargs
-        *output, ponder = self._run(u, CallArgs(args, told), own)
+        bounds, spec = _BOUNDS.get(), self.spec
+        own = spec.bounds if bounds is None else bounds.get(spec.name)
+        weights = None
+        if kwargs:
+            weights = kwargs.pop("weights", None)
+            kwargs = {name: value for name, value in kwargs.items() if value is not None}
+        *output, ponder = self._run(u, CallArgs(args, kwargs), own)
         if self.contiguous:
             output = [x.contiguous() if isinstance(x, Tensor) else x for x in output]
         if ponder is None:
             return output[0]
-        if not self.spec.keeps_details and not is_unknown(ponder.probs):
+        if self.brief and not is_unknown(ponder.probs):
             ponder = without_details(ponder)
-        weights = ponder.weights if weights is None else weights
-        return (*output, ponder._replace(weights=weights, name=self.spec.name, price=self.spec.price))
+        probs, steps, expected, cost, log_prob, own_weights, *_ = ponder
+        weights = own_weights if weights is None else weights
+        known = Ponder(probs, steps, expected, cost, log_prob, weights, spec.name, spec.price)
+        return (*output, known)
 
     def _run(self, u: Any, context: CallArgs, bounds: Bounds) -> Any:
         if self.runner is not None:
-            with suppress(Unsupported):
-                if "mode" in context.kwargs or "thresholds" in context.kwargs:
-                    raise Unsupported("expected a call that leaves mode and thresholds as they were deployed")
-                if self.runner.accepts(u, context):
+            try:
+                fixed = "mode" not in context.kwargs and "thresholds" not in context.kwargs
+                if fixed and self.runner.accepts(u, context):
                     return self.runner(u, context, bounds)
+            except Unsupported:  # such a call; the part runs it
+                pass
         if "thresholds" in context.kwargs:
             bounds = None  # those of the call go before
         return self.reference(u, context, bounds)

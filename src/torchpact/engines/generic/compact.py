@@ -111,42 +111,47 @@ class CompactRunner(Runner):
     ) -> tuple[State, Ponder]:
         block = self.block
         keep = block.details or not isinstance(mode, Thresholded)
-        loop = HaltingLoop.start(mode, block.max_steps, bounds=bounds, may_stop=True, keeps_logits=keep)
+        # logits of halted rows are +∞ already
+        loop = HaltingLoop.start(mode, block.max_steps, bounds=bounds, may_stop=False, keeps_logits=keep)
         u = block.run_step(0, u, None, *rest)
         logits = block.halting_logits(0, u)
         if logits.shape != state.per_example(logits):
             raise Unsupported(f"expected one halting logit an example, got logits of {tuple(logits.shape)}")
         if block.max_steps == 1:
             return u, decide(loop, logits)[0].ponder()
-        active = torch.arange(len(logits), device=logits.device)
         output = state.map_state(lambda part: torch.zeros_like(part, dtype=_sum_dtype(part, mode.hard)), u)
+        active: Tensor | None = None  # the rows that are left; None while all are
         for index in range(1, block.max_steps):
             if index > 1:
                 # all examples are decided for, so that draws do not depend on which have halted
                 found = block.halting_logits(index - 1, u)
-                logits = torch.full_like(logits, torch.inf).index_copy_(0, active, found)
+                logits = _spread(found, active, loop)
             loop, weight = decide(loop, logits)
             assert loop.gate is not None
             assert weight is not None
             if not mode.hard:
-                _add(output, active, u, weight.index_select(0, active))
-            goes_on = (loop.gate > 0).flatten().index_select(0, active)
+                _add(output, active, u, _rows(weight, active))
+            gate = _rows(loop.gate, active)
+            goes_on = (gate > 0).flatten()
             stay = goes_on.nonzero().squeeze(1)
-            if stay.size(0) < active.size(0):
-                if mode.hard:
-                    gone = (~goes_on).nonzero().squeeze(1)
-                    output = _put(output, active.index_select(0, gone), state.rows_of(u, gone))
-                active, u = active.index_select(0, stay), state.rows_of(u, stay)
-                rest = rows(rest, per_example, stay)
-            if not active.size(0):
+            if not stay.size(0):
                 loop.draw_the_rest()
                 break
-            u = block.run_step(index, u, loop.gate.index_select(0, active), *rest)
+            if stay.size(0) < goes_on.size(0):
+                if mode.hard:
+                    gone = (~goes_on).nonzero().squeeze(1)
+                    left = gone if active is None else active.index_select(0, gone)
+                    output = _put(output, left, state.rows_of(u, gone))
+                active = stay if active is None else active.index_select(0, stay)
+                u, gate = state.rows_of(u, stay), gate.index_select(0, stay)
+                rest = rows(rest, per_example, stay)
+            u = block.run_step(index, u, gate, *rest)
+        # of the last rows, or of those that halted last
         if mode.hard:
-            output = _put(output, active, u)
+            output = u if active is None else _put(output, active, u)
         else:
             assert loop.remaining is not None
-            _add(output, active, u, loop.remaining.index_select(0, active))
+            _add(output, active, u, _rows(loop.remaining, active))
         return state.like(output, u), loop.ponder()
 
 
@@ -182,6 +187,19 @@ class Compact(Engine):
         return CompactRunner(spec.module, positions, (u, context))
 
 
+def _rows(values: Tensor, active: Tensor | None) -> Tensor:
+    """Return the active rows, or all of them."""
+    return values if active is None else values.index_select(0, active)
+
+
+def _spread(logits: Tensor, active: Tensor | None, loop: HaltingLoop) -> Tensor:
+    """Return logits of all examples: +∞ where they are not active."""
+    if active is None:
+        return logits
+    assert loop.remaining is not None
+    return torch.full_like(loop.remaining, torch.inf).index_copy_(0, active, logits)
+
+
 def _put(output: State, index: Tensor, u: State) -> State:
     """Put rows into the output, in the precision that holds both."""
 
@@ -194,9 +212,12 @@ def _put(output: State, index: Tensor, u: State) -> State:
     return state.map_state(put, output, u)
 
 
-def _add(output: State, index: Tensor, u: State, weight: Tensor) -> None:
+def _add(output: State, index: Tensor | None, u: State, weight: Tensor) -> None:
     for total, part in zip(state.parts(output), state.parts(u), strict=True):
-        total.index_add_(0, index, weight * part)
+        if index is None:
+            total.add_(weight * part)
+        else:
+            total.index_add_(0, index, weight * part)
 
 
 def _sum_dtype(part: Tensor, hard: bool) -> torch.dtype:

@@ -66,6 +66,10 @@ class _Call(Structure):
     )
 
 
+MOST_LIMITS = 64
+"""Thresholds of runs that are kept as tensors."""
+
+
 class Native(Engine):
     """Blocks of residual units on a CPU, with decisions for pixels, patches or images."""
 
@@ -141,6 +145,7 @@ class NativeBlock(Runner):
             weights=self.weights.data_ptr(),
         )
         self.workspaces = _Workspaces()
+        self.limits: dict[Bounds, Tensor] = {}
 
     @torch.no_grad()
     def __call__(
@@ -170,9 +175,8 @@ class NativeBlock(Runner):
         steps = torch.ones(positions, dtype=torch.long, device="cpu")
         expected = torch.ones(positions, **SINGLE)
         call.probs, call.steps, call.expected = probs.data_ptr(), steps.data_ptr(), expected.data_ptr()
-        limits, logits = bounds_of(self.mode, bounds, self.heads), None
-        if limits is not None:
-            limit = torch.tensor(limits, **SINGLE)
+        limit, logits = self._limits(bounds), None
+        if limit is not None:
             call.limits = limit.data_ptr()
         else:
             limit, logits = self._drawn(probs[1:]), torch.full_like(probs, torch.inf)
@@ -181,6 +185,18 @@ class NativeBlock(Runner):
         log_prob = None if logits is None else self.mode.log_prob(logits, steps)
         ponder = Ponder(probs, steps, expected, steps.float(), log_prob)
         return split_patches(output.to(self.dtype), group), split_ponder(ponder, group)
+
+    def _limits(self, bounds: Bounds) -> Tensor | None:
+        """Return what the logits of each head must exceed, kept from call to call; None where it is drawn."""
+        known = self.limits.get(bounds)
+        if known is None:
+            limits = bounds_of(self.mode, bounds, self.heads)
+            if limits is None:
+                return None
+            if len(self.limits) >= MOST_LIMITS:
+                self.limits.clear()
+            known = self.limits[bounds] = torch.tensor(limits, **SINGLE)
+        return known
 
     def _drawn(self, like: Tensor) -> Tensor:
         """Return what logits must exceed, drawn for every decision at every position."""
