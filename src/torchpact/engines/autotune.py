@@ -99,7 +99,7 @@ def built(
     reasons: dict[str, list[str]] = {}  # and the engines that have them
     for name in names:
         engine = ENGINES[name]
-        if not engine.concerns(spec) and (isinstance(spec, NetworkSpec) or not asked):
+        if not engine.concerns(spec) and (isinstance(spec, NetworkSpec) or engine.whole or not asked):
             continue
         try:
             reason = engine.supports(spec, call)
