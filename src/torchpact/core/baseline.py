@@ -14,9 +14,17 @@ class EMABaseline(nn.Module):
     that, so that it is an average from the first batch on. State is held in buffers: it saves, loads
     and moves with the module, and no value ever travels to the host.
 
-    >>> baseline = EMABaseline(decay=0.5)
-    >>> [baseline(torch.tensor([reward])).item() for reward in (4.0, 4.0, 1.0, 1.0)]
-    [0.0, 4.0, 4.0, 2.285714...]
+    Args:
+        decay: How much of the average a new batch leaves, in [0, 1).
+
+    Raises:
+        ValueError: ``decay`` is outside [0, 1).
+
+    Example:
+        >>> baseline = EMABaseline(decay=0.5)
+        >>> [baseline(torch.tensor([reward])).item() for reward in (4.0, 4.0, 1.0, 1.0)]
+        [0.0, 4.0, 4.0, 2.285714...]
+
     """
 
     total: Tensor

@@ -34,12 +34,26 @@ class AdaptiveBlock(nn.Module):
     hard modes frozen states are the output in the end and no running sum is kept; so it is with plain
     steps and one decision an example, when there are no gradients. Steps must leave their input as it is.
 
-    >>> step = nn.Sequential(nn.Linear(8, 8), nn.Tanh())
-    >>> block = AdaptiveBlock(step, halting=nn.Linear(8, 1), max_steps=5)
-    >>> output, ponder = block(torch.randn(4, 8))
-    >>> output.shape, ponder.probs.shape, ponder.cost.shape
-    (torch.Size([4, 8]), torch.Size([5, 4, 1]), torch.Size([4, 1]))
-    >>> output, ponder = block(torch.randn(4, 8), mode="thresholded")
+    Args:
+        steps: L callables, or a single one with ``max_steps``.
+        halting: The heads: L or L − 1 callables, or a single one.
+        mode: What turns halting probabilities into decisions, or its name; by default relaxed.
+        max_steps: L, for a single shared step.
+        name: What the block is called in ponders and errors.
+        price: What a step costs, relative to those of other blocks; for budgets.
+
+    Raises:
+        TypeError: A step or head is not callable.
+        ValueError: There are too many or too few steps or heads, or the mode is unknown.
+
+    Example:
+        >>> step = nn.Sequential(nn.Linear(8, 8), nn.Tanh())
+        >>> block = AdaptiveBlock(step, halting=nn.Linear(8, 1), max_steps=5)
+        >>> output, ponder = block(torch.randn(4, 8))
+        >>> output.shape, ponder.probs.shape, ponder.cost.shape
+        (torch.Size([4, 8]), torch.Size([5, 4, 1]), torch.Size([4, 1]))
+        >>> output, ponder = block(torch.randn(4, 8), mode="thresholded")
+
     """
 
     details: bool

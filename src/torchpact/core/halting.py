@@ -37,8 +37,20 @@ def stick_breaking(xi: Tensor, dim: int = 0) -> Tensor:
     every ``xi`` is 0 or 1, the probabilities q(z = l) if ``xi`` holds the halting probabilities, and
     the relaxed ẑ if it holds samples of RelaxedBernoulli. Sums to 1 along ``dim``.
 
-    >>> stick_breaking(torch.tensor([0.5, 0.5, 0.0]))
-    tensor([0.5000, 0.2500, 0.2500])
+    Args:
+        xi: Numbers in [0, 1], with the iterations along ``dim``; the last is not read.
+        dim: The dimension of the iterations.
+
+    Returns:
+        The halting distribution, of the shape of ``xi``.
+
+    Raises:
+        ValueError: A number is outside [0, 1] or NaN, or there is no iteration.
+
+    Example:
+        >>> stick_breaking(torch.tensor([0.5, 0.5, 0.0]))
+        tensor([0.5000, 0.2500, 0.2500])
+
     """
     xi = check_probabilities("xi", xi, dim)
     used = xi.narrow(dim, 0, xi.size(dim) - 1)
@@ -53,8 +65,20 @@ def log_stick_breaking(logits: Tensor, dim: int = 0) -> Tensor:
     Exact where ``stick_breaking(logits.sigmoid()).log()`` has long rounded to −∞ or 0, and free of
     NaN, in the gradient too, at infinite logits.
 
-    >>> log_stick_breaking(torch.tensor([-200.0, 200.0, 0.0]))
-    tensor([-200.,    0., -200.])
+    Args:
+        logits: Those of the halting probabilities, with the iterations along ``dim``; the last is not read.
+        dim: The dimension of the iterations.
+
+    Returns:
+        Log-probabilities, of the shape of ``logits``.
+
+    Raises:
+        ValueError: A logit is NaN, or there is no iteration.
+
+    Example:
+        >>> log_stick_breaking(torch.tensor([-200.0, 200.0, 0.0]))
+        tensor([-200.,    0., -200.])
+
     """
     return log_stick_breaking_of(check_logits("logits", logits, dim), dim)
 
@@ -62,8 +86,20 @@ def log_stick_breaking(logits: Tensor, dim: int = 0) -> Tensor:
 def expected_steps(h: Tensor, dim: int = 0) -> Tensor:
     """Compute N = Σ l · h[l] · Π_{i<l} (1 − h[i]), the expected number of iterations (eq. 24).
 
-    >>> expected_steps(torch.tensor([0.5, 0.5, 0.0]))
-    tensor(1.7500)
+    Args:
+        h: Halting probabilities, with the iterations along ``dim``; the last is not read.
+        dim: The dimension of the iterations.
+
+    Returns:
+        N for each position, in [1, L].
+
+    Raises:
+        ValueError: A number is outside [0, 1] or NaN, or there is no iteration.
+
+    Example:
+        >>> expected_steps(torch.tensor([0.5, 0.5, 0.0]))
+        tensor(1.7500)
+
     """
     h = check_probabilities("h", h, dim)
     return steps_from_survival(1 - h.narrow(dim, 0, h.size(dim) - 1), dim)
@@ -72,9 +108,22 @@ def expected_steps(h: Tensor, dim: int = 0) -> Tensor:
 def act_halting(h: Tensor, eps: float = 0.01, dim: int = 0) -> ACTHalting:
     """Adaptive computation time's halting distribution and ponder cost (eq. 29–30, alg. 4).
 
-    >>> weights, steps, remainder, ponder_cost = act_halting(torch.tensor([0.25, 0.5, 0.5, 0.5]))
-    >>> weights, steps, remainder, ponder_cost
-    (tensor([0.2500, 0.5000, 0.2500, 0.0000]), tensor(3), tensor(0.2500), tensor(3.2500))
+    Args:
+        h: Halting probabilities, with the iterations along ``dim``; the last is not read.
+        eps: Iterations go on while the sum of h is below 1 − ``eps``.
+        dim: The dimension of the iterations.
+
+    Returns:
+        The halting distribution, N, R and ρ = N + R.
+
+    Raises:
+        ValueError: A number is outside [0, 1] or NaN, or ``eps`` outside (0, 1).
+
+    Example:
+        >>> weights, steps, remainder, ponder_cost = act_halting(torch.tensor([0.25, 0.5, 0.5, 0.5]))
+        >>> weights, steps, remainder, ponder_cost
+        (tensor([0.2500, 0.5000, 0.2500, 0.0000]), tensor(3), tensor(0.2500), tensor(3.2500))
+
     """
     check_number("eps", eps, 0, 1, open_low=True, open_high=True)
     h = check_probabilities("h", h, dim)

@@ -221,6 +221,14 @@ def decide(loop: HaltingLoop, logits: Tensor) -> tuple[HaltingLoop, Tensor | Non
     Returns:
         The loop after the decision, and the weight of the step in the output; None after the last one.
 
+    Example:
+        >>> loop = HaltingLoop.start("thresholded", max_steps=2)
+        >>> loop, weight = decide(loop, torch.tensor([[3.0], [-3.0]]))
+        >>> weight, loop.steps
+        (tensor([[1.],
+                [0.]]), tensor([[1],
+                [2]]))
+
     """
     rules, remaining, steps = loop.rules, loop.remaining, loop.steps
     taken = loop.taken + 1

@@ -61,8 +61,18 @@ class Relaxed(Mode):
     gradient flows through r. ``generator`` makes the noise reproducible; torch.compile and activation
     checkpointing need the default one.
 
-    >>> Relaxed(temperature=0.5)
-    Relaxed(temperature=0.5, clip=0.01)
+    Args:
+        temperature: λ, above 0.
+        clip: δ, in [0, 1).
+        generator: Draws the noise; None is torch's own.
+
+    Raises:
+        ValueError: A number is out of its range.
+
+    Example:
+        >>> Relaxed(temperature=0.5)
+        Relaxed(temperature=0.5, clip=0.01)
+
     """
 
     leaves: ClassVar[bool] = False
@@ -93,8 +103,13 @@ class Relaxed(Mode):
 class Discrete(Mode):
     """Sample when to halt: the model of the paper itself, trained by REINFORCE (alg. 1).
 
-    >>> Discrete(generator=torch.Generator().manual_seed(0))
-    Discrete()
+    Args:
+        generator: Draws the noise; None is torch's own.
+
+    Example:
+        >>> Discrete(generator=torch.Generator().manual_seed(0))
+        Discrete()
+
     """
 
     hard: ClassVar[bool] = True
@@ -122,8 +137,16 @@ class Discrete(Mode):
 class Thresholded(Mode):
     """Stop as soon as h exceeds ``threshold``: deterministic, the mode to deploy (alg. 2, eq. 16).
 
-    >>> Thresholded(threshold=0.3)
-    Thresholded(threshold=0.3)
+    Args:
+        threshold: A probability in (0, 1).
+
+    Raises:
+        ValueError: It is outside (0, 1).
+
+    Example:
+        >>> Thresholded(threshold=0.3)
+        Thresholded(threshold=0.3)
+
     """
 
     hard: ClassVar[bool] = True
@@ -155,8 +178,16 @@ class Thresholded(Mode):
 class ACT(Mode):
     """Graves' adaptive computation time; SACT, where positions are pixels (alg. 4).
 
-    >>> ACT(eps=0.05)
-    ACT(eps=0.05)
+    Args:
+        eps: Iterations go on while the sum of h is below 1 − ``eps``, in (0, 1).
+
+    Raises:
+        ValueError: It is outside (0, 1).
+
+    Example:
+        >>> ACT(eps=0.05)
+        ACT(eps=0.05)
+
     """
 
     needs_every_h: ClassVar[bool] = False

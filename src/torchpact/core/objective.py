@@ -25,11 +25,25 @@ def map_loss(nll: Tensor, ponders: Ponder | Sequence[Ponder], tau: Tau) -> Tenso
     In the hard modes this is a number to report, not to train by: decisions pass no gradient on, so the
     heads would only learn of the price. Train relaxed, or with :func:`reinforce_loss`.
 
-    >>> step = nn.Sequential(nn.Linear(8, 8), nn.Tanh())
-    >>> block = tp.AdaptiveBlock(step, nn.Linear(8, 1), max_steps=5)
-    >>> output, ponder = block(torch.randn(4, 8))
-    >>> nll = nn.functional.cross_entropy(output, torch.tensor([0, 3, 1, 7]), reduction="none")
-    >>> map_loss(nll, ponder, tau=0.01).backward()
+    Args:
+        nll: The negative log-likelihood of each example, of shape (batch,), or their mean.
+        ponders: What a block did, or what each of several blocks did.
+        tau: The price of a step: one number, or one for each block.
+
+    Returns:
+        A scalar.
+
+    Raises:
+        TypeError: ``ponders`` holds something else.
+        ValueError: Shapes do not fit, or a price is negative or not finite.
+
+    Example:
+        >>> step = nn.Sequential(nn.Linear(8, 8), nn.Tanh())
+        >>> block = tp.AdaptiveBlock(step, nn.Linear(8, 1), max_steps=5)
+        >>> output, ponder = block(torch.randn(4, 8))
+        >>> nll = nn.functional.cross_entropy(output, torch.tensor([0, 3, 1, 7]), reduction="none")
+        >>> map_loss(nll, ponder, tau=0.01).backward()
+
     """
     nll, blocks = _check(nll, ponders, scalar=True)
     return _mean(nll) + _prior_cost(blocks, tau)
@@ -48,11 +62,26 @@ def reinforce_loss(
     the expected steps N_k, whose dependence on the decisions of earlier blocks (and, where steps take the
     gate, of earlier iterations) is neglected. The value itself is of no interest; report :func:`map_loss`.
 
-    >>> step = nn.Sequential(nn.Linear(8, 8), nn.Tanh())
-    >>> block = tp.AdaptiveBlock(step, nn.Linear(8, 1), max_steps=5, mode="discrete")
-    >>> output, ponder = block(torch.randn(4, 8))
-    >>> nll = nn.functional.cross_entropy(output, torch.tensor([0, 3, 1, 7]), reduction="none")
-    >>> reinforce_loss(nll, ponder, tau=0.01, baseline=tp.EMABaseline()).backward()
+    Args:
+        nll: The negative log-likelihood of each example, of shape (batch,).
+        ponders: What one or several blocks did, in discrete mode.
+        tau: The price of a step: one number, or one for each block.
+        baseline: c: a number, or a function of the rewards −nll such as :class:`EMABaseline`; None is 0.
+
+    Returns:
+        A scalar.
+
+    Raises:
+        TypeError: The baseline, or one of the ponders, is something else.
+        ValueError: Shapes do not fit, a ponder is of another mode, or a price is negative or not finite.
+
+    Example:
+        >>> step = nn.Sequential(nn.Linear(8, 8), nn.Tanh())
+        >>> block = tp.AdaptiveBlock(step, nn.Linear(8, 1), max_steps=5, mode="discrete")
+        >>> output, ponder = block(torch.randn(4, 8))
+        >>> nll = nn.functional.cross_entropy(output, torch.tensor([0, 3, 1, 7]), reduction="none")
+        >>> reinforce_loss(nll, ponder, tau=0.01, baseline=tp.EMABaseline()).backward()
+
     """
     nll, blocks = _check(nll, ponders)
     if not (baseline is None or callable(baseline) or isinstance(baseline, int | float)):
@@ -80,9 +109,23 @@ def ponder_loss(losses: Tensor, logits: Tensor, tau: float, beta: float = 0.01) 
     truncated geometric of ``tau``: PonderNet's λ is 1 − exp(−τ). Nothing is sampled, so it is for a single
     decision an example: two of them have L² outcomes.
 
-    >>> losses, logits = torch.tensor([[1.0], [0.0]]), torch.zeros(2, 1)
-    >>> ponder_loss(losses, logits, tau=0, beta=1)  # both equally likely, as in the prior
-    tensor(0.5000)
+    Args:
+        losses: Of each example after each iteration, (L, batch).
+        logits: Of the halting probabilities, (L, batch).
+        tau: The price of a step in the prior.
+        beta: The weight of the divergence from the prior.
+
+    Returns:
+        A scalar.
+
+    Raises:
+        ValueError: Shapes differ, or a number is negative or not finite.
+
+    Example:
+        >>> losses, logits = torch.tensor([[1.0], [0.0]]), torch.zeros(2, 1)
+        >>> ponder_loss(losses, logits, tau=0, beta=1)  # both equally likely, as in the prior
+        tensor(0.5000)
+
     """
     check_number("tau", tau, 0, open_high=True)
     check_number("beta", beta, 0, open_high=True)

@@ -15,11 +15,21 @@ class TruncatedGeometric(Distribution):
     ``tau`` is the price of one more iteration on the log scale; 0 gives the uniform distribution.
     The normaliser is a sum of ``max_steps`` terms rather than the closed form, which is 0/0 at τ = 0.
 
-    >>> prior = TruncatedGeometric(torch.tensor(0.1), max_steps=3)
-    >>> prior.enumerate_support(), prior.log_prob(prior.enumerate_support()).exp()
-    (tensor([1., 2., 3.]), tensor([0.3672, 0.3322, 0.3006]))
-    >>> prior.mean
-    tensor(1.9334)
+    Args:
+        tau: The price, at least 0: a number, or a tensor of any shape for a batch of priors.
+        max_steps: L.
+        validate_args: Whether values are checked, as in other distributions of torch.
+
+    Raises:
+        ValueError: A price is negative or not finite, or ``max_steps`` is below 1.
+
+    Example:
+        >>> prior = TruncatedGeometric(torch.tensor(0.1), max_steps=3)
+        >>> prior.enumerate_support(), prior.log_prob(prior.enumerate_support()).exp()
+        (tensor([1., 2., 3.]), tensor([0.3672, 0.3322, 0.3006]))
+        >>> prior.mean
+        tensor(1.9334)
+
     """
 
     arg_constraints = {"tau": constraints.nonnegative}  # noqa: RUF012 (torch reads it on the class)

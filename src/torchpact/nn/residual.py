@@ -22,15 +22,25 @@ class Residual(nn.Module):
     :mod:`torchpact.engines.generic.positionwise` says how; ``torchpact.specs.dense_execution()`` switches it
     off.
 
-    >>> unit = Residual(nn.Conv2d(4, 4, 3, padding=1))
-    >>> u = torch.randn(1, 4, 8, 8)
-    >>> torch.equal(unit(u, gate=torch.zeros(1, 1, 8, 8)), u)
-    True
-    >>> mlp = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 4))
-    >>> tokens, gate = torch.randn(2, 5, 4), torch.rand(2, 5, 1).round()
-    >>> output = Residual(mlp, by_position=True)(tokens, gate=gate)
-    >>> torch.allclose(output, tokens + mlp(tokens) * gate, atol=1e-6)
-    True
+    Args:
+        function: f, a module or another callable that keeps the shape.
+        by_position: Whether f looks at one position at a time.
+        features: The dimension that f works along, where it looks at one position at a time.
+
+    Raises:
+        TypeError: ``function`` is not callable.
+
+    Example:
+        >>> unit = Residual(nn.Conv2d(4, 4, 3, padding=1))
+        >>> u = torch.randn(1, 4, 8, 8)
+        >>> torch.equal(unit(u, gate=torch.zeros(1, 1, 8, 8)), u)
+        True
+        >>> mlp = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 4))
+        >>> tokens, gate = torch.randn(2, 5, 4), torch.rand(2, 5, 1).round()
+        >>> output = Residual(mlp, by_position=True)(tokens, gate=gate)
+        >>> torch.allclose(output, tokens + mlp(tokens) * gate, atol=1e-6)
+        True
+
     """
 
     gated = True

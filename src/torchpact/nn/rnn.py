@@ -55,10 +55,25 @@ class AdaptiveRNN(nn.Module):
     for padding), so let its nll be their mean too: the sum over the real time steps of an example, divided
     by their number.
 
-    >>> rnn = AdaptiveRNN(nn.LSTMCell(8 + 1, 16), max_steps=5, batch_first=True)
-    >>> output, (h, c), ponder = rnn(torch.randn(3, 7, 8), lengths=[7, 2, 4])
-    >>> output.shape, h.shape, ponder.cost.shape
-    (torch.Size([3, 7, 16]), torch.Size([3, 16]), torch.Size([3, 7]))
+    Args:
+        cell: A cell of torch, or another as above, with one input for the flag.
+        max_steps: L, the most iterations of a time step.
+        halting: The head; by default a :class:`HaltingUnit`.
+        halting_bias: The initial bias of the default head.
+        mode: What decides, or its name; by default relaxed.
+        batch_first: Whether inputs and outputs are (batch, time, features).
+        compact: Deprecated; it does nothing.
+
+    Raises:
+        TypeError: ``cell`` is no module.
+        ValueError: The cell or the head does not work as above.
+
+    Example:
+        >>> rnn = AdaptiveRNN(nn.LSTMCell(8 + 1, 16), max_steps=5, batch_first=True)
+        >>> output, (h, c), ponder = rnn(torch.randn(3, 7, 8), lengths=[7, 2, 4])
+        >>> output.shape, h.shape, ponder.cost.shape
+        (torch.Size([3, 7, 16]), torch.Size([3, 16]), torch.Size([3, 7]))
+
     """
 
     def __init__(
