@@ -8,8 +8,8 @@ torch.compile, default and with frozen weights. All candidates of a row take tur
 machine hits all alike, and medians are compared. ``of_theory`` is the measured speed-up over the best of them
 divided by the one that FLOPs promise.
 
-Masks are blobs, see torchpact/bench/blobs.py, or what trained networks decide on CIFAR-10 test images: of the
-zoo, unless ``--networks`` names others, as for ``torchpact evaluate``.
+Masks are blobs, see torchpact_recipes/bench/blobs.py, or what trained networks decide on CIFAR-10 test
+images: of the zoo, unless ``--networks`` names others, as for ``torchpact evaluate``.
 """
 
 import argparse

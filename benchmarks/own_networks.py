@@ -5,7 +5,7 @@
 Three kinds: a state for each example that an MLP improves (``examples``), one for each token (``tokens``),
 and maps that bottleneck units improve, between a stem and a classifier (``pixels``). States have a clock that
 says when they halt: of those that go on, a share does so again after every step. Pixels are blobs of that
-share, see torchpact/bench/blobs.py, after the first unit.
+share, see torchpact_recipes/bench/blobs.py, after the first unit.
 
 Dense alternatives run all steps and ask no head: eager and compiled by torch.compile, for pixels also with
 channels last and batch norms folded. All candidates of a row take turns, and medians are compared.

@@ -100,12 +100,16 @@ def test_what_it_saves_or_not_is_said_in_words(capsys, flops, said):
 def test_an_extra_that_is_missing_is_named_whole(monkeypatch, tmp_path):
     def refuse(*arguments):
         raise ValueError(
-            'expected the package matplotlib to be installed (pip install ".[plot]", from a clone)'
+            "expected the package matplotlib to be installed (from a clone: "
+            'pip install "./src/torchpact_recipes[plot]")'
         )
 
     monkeypatch.setattr(command, "compare_maps", refuse)
     written = io.StringIO()
     model = network(units=2, image_size=12)
     assert command._maps(tmp_path, model, images(count=8), Console(file=written, width=60)) == []
-    said = 'no maps: expected the package matplotlib to be installed (pip install ".[plot]", from a clone)\n'
+    said = (
+        "no maps: expected the package matplotlib to be installed (from a clone: "
+        'pip install "./src/torchpact_recipes[plot]")\n'
+    )
     assert written.getvalue() == said

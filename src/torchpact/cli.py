@@ -28,7 +28,10 @@ def main() -> None:
     try:
         code = app(standalone_mode=False)
     except usage as error:
-        _fail(error.format_message())
+        hint = (
+            "" if plugins("torchpact.commands") else f"; commands come with another distribution: {RECIPES}"
+        )
+        _fail(error.format_message() + hint)
     except CommandError as error:
         _fail(str(error), code=error.code)
     except (ValueError, OSError) as error:

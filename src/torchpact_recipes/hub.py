@@ -1,7 +1,7 @@
 """Networks on the Hugging Face hub: ``save_pretrained``, ``from_pretrained``, ``push_to_hub``.
 
-Needs the package huggingface_hub (``pip install ".[hub]"``, from a clone), whose mixin does the work; the
-weights are a safetensors file, and no other; the configuration is config.json beside it.
+Needs the package huggingface_hub (from a clone: ``pip install "./src/torchpact_recipes[hub]"``), whose mixin
+does the work; the weights are a safetensors file, and no other; the configuration is config.json beside it.
 """
 
 import json
@@ -14,7 +14,8 @@ try:
     from huggingface_hub import ModelCard, PyTorchModelHubMixin
 except ImportError:
     raise ImportError(
-        'expected the package huggingface_hub to be installed (pip install ".[hub]", from a clone)'
+        "expected the package huggingface_hub to be installed (from a clone: "
+        'pip install "./src/torchpact_recipes[hub]")'
     ) from None
 
 from torchpact.models import ResNet

@@ -208,7 +208,7 @@ BLOCK, U = block_of(3), torch.zeros(2, 3)
         (
             lambda: BLOCK(U, thresholds=[0.5]),
             TypeError,
-            r"expected thresholds as a number in \(0, 1\) or Thresholds, got list",
+            r"expected thresholds as a number in \(0, 1\), or Thresholds of logits, got list",
         ),
         (
             lambda: BLOCK(U, thresholds=0.5, mode="act"),

@@ -59,7 +59,10 @@ def test_without_matplotlib_only_the_figure_is_left_out(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     result = run("--block", "16x4", "--batch", "2", "--active", "0.5", "-o", str(tmp_path))
     assert result.exit_code == 0, result.output
-    said = 'no figure: expected the package matplotlib to be installed (pip install ".[plot]", from a clone)'
+    said = (
+        "no figure: expected the package matplotlib to be installed (from a clone: "
+        'pip install "./src/torchpact_recipes[plot]")'
+    )
     assert said in result.stderr.splitlines()
     assert "of theory" in result.stdout
     assert result.stdout.endswith(f"{tmp_path / 'bench.csv'}\n")

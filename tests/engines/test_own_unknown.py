@@ -54,7 +54,7 @@ def test_what_engines_do_not_know_runs_as_it_is():
     for start, name in (
         ("Own has a forward of its own, which engines do not know", "other"),
         ("sparse, native: expected step 2 to have Conv2d(", "biased"),
-        ("called with mode, which is not fixed", "told"),
+        ("forward calls it with mode, and engines need the block's own", "told"),
         ("the example does not come to it", "unused"),
     ):
         assert any(row.startswith(start) and row.endswith(f"(block {name})") for row in text.splitlines()), (

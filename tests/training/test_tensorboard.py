@@ -92,7 +92,7 @@ def test_without_the_package_one_line_says_how_to_get_it(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     with pytest.raises(ValueError, match="expected the package tensorboard to be installed") as error:
         trainer(tmp_path / "run")
-    assert str(error.value).endswith('(pip install ".[train]", from a clone)')
+    assert str(error.value).endswith('(from a clone: pip install "./src/torchpact_recipes[train]")')
     assert not (tmp_path / "run").exists()
 
 

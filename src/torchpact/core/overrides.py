@@ -144,7 +144,9 @@ class use_mode(_Override):
 
     def __init__(self, model: nn.Module, mode: Mode | str, *, details: bool = True) -> None:
         wanted = (as_mode(mode), details)
-        super().__init__(model, dict.fromkeys(_blocks(model, "in another mode").values(), wanted))
+        super().__init__(
+            model, dict.fromkeys(_blocks(model, "deploy the model again, in another mode").values(), wanted)
+        )
 
     @staticmethod
     def _read(block: AdaptiveBlock) -> tuple[Any, ...]:
@@ -176,7 +178,7 @@ class use_thresholds(_Override):
     """
 
     def __init__(self, model: nn.Module, thresholds: Thresholds | float) -> None:
-        blocks = _blocks(model, "and pass thresholds to the call")
+        blocks = _blocks(model, "pass thresholds to the call, as in fast(x, thresholds=0.3)")
         heads = {name: block.max_steps - 1 for name, block in blocks.items()}
         bounds = as_thresholds(thresholds).for_blocks(heads)
         super().__init__(model, {block: (bounds[name],) for name, block in blocks.items()})
@@ -193,5 +195,5 @@ class use_thresholds(_Override):
 def _blocks(model: nn.Module, what: str) -> dict[str, AdaptiveBlock]:
     """Return the adaptive blocks of a model by name."""
     if any(isinstance(module, FrozenModule) for module in model.modules()):
-        raise ValueError(f"expected a model, got what is deployed: deploy the model again, {what}")
+        raise ValueError(f"expected a model, got what is deployed: {what}")
     return {name: module for name, module in model.named_modules() if isinstance(module, AdaptiveBlock)}

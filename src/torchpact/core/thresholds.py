@@ -66,6 +66,9 @@ class Thresholds:
             ValueError: The number is not in (0, 1).
 
         """
+        if probability in (0, 1):
+            way_out = 'Thresholds("always") and Thresholds("never") are the ends'
+            raise ValueError(f"expected threshold in (0, 1), got {probability}; {way_out}")
         check_number("threshold", probability, 0, 1, open_low=True, open_high=True)
         return cls(logit_of(probability))
 
@@ -130,7 +133,9 @@ def as_thresholds(value: Any) -> Thresholds:
         return value
     if isinstance(value, Real) and not isinstance(value, bool):
         return Thresholds.at(float(value))
-    raise TypeError(f"expected thresholds as a number in (0, 1) or Thresholds, got {type(value).__name__}")
+    raise TypeError(
+        f"expected thresholds as a number in (0, 1), or Thresholds of logits, got {type(value).__name__}"
+    )
 
 
 def logit_of(probability: float) -> float:

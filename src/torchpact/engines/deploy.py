@@ -167,7 +167,10 @@ def _why_as_it_is(spec: BlockSpec, calls: Sequence[Call]) -> str | None:
         return "the example does not come to it"
     fixed = {name for call in calls for name in call.given.kwargs if name in ("mode", "thresholds")}
     if fixed:
-        return f"called with {', '.join(sorted(fixed))}, which is not fixed"
+        return (
+            f"forward calls it with {', '.join(sorted(fixed))}, and engines need the block's own: leave that "
+            "out, and give mode to deploy and thresholds to the call"
+        )
     return None
 
 

@@ -13,6 +13,7 @@ from torchpact.engines.base import Runner, Unsupported
 from torchpact.engines.reference import Reference
 from torchpact.specs import BlockSpec
 from torchpact.specs.blocks import Bounds
+from torchpact.specs.call_capture import step_call
 
 _BOUNDS: ContextVar[Mapping[str, Bounds] | None] = ContextVar("bounds of this run", default=None)
 
@@ -41,15 +42,13 @@ class PatchedPart:
         self.runner = runner
         self.contiguous = False  # whether the network cannot take maps with their channels last
 
-    def __call__(self, u: Any, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Return what the part does."""
         bounds, spec = _BOUNDS.get(), self.spec
         own = spec.bounds if bounds is None else bounds.get(spec.name)
-        weights = None
-        if kwargs:
-            weights = kwargs.pop("weights", None)
-            kwargs = {name: value for name, value in kwargs.items() if value is not None}
-        *output, ponder = self._run(u, CallArgs(args, kwargs), own)
+        weights = kwargs.get("weights")
+        given = step_call(CallArgs(args, kwargs)) if kwargs else CallArgs(args)
+        *output, ponder = self._run(given.args[0], CallArgs(given.args[1:], given.kwargs), own)
         if self.contiguous:
             output = [x.contiguous() if isinstance(x, Tensor) else x for x in output]
         if ponder is None:

@@ -59,7 +59,9 @@ class Report:
             f"Medians on {self.batch} {what}, without gradients{busy}; “plain” is the same without decisions."
         )
         if self.measurements and self.measurements[-1].speedup < 0.97:
-            lines.append("Slower than without decisions, which take longer than what is skipped.")
+            lines.append(
+                "Slower than without decisions, which take longer than what is skipped, if anything is."
+            )
         return "\n".join([*lines, *self.notes])
 
 

@@ -17,7 +17,7 @@ from torchpact.engines.patching import PatchedPart, Patches, patch, patched
 from torchpact.engines.reference import Reference
 from torchpact.engines.sequential import BlockByBlock, Whole
 from torchpact.engines.timing import interleaved
-from torchpact.specs import NetworkSpec
+from torchpact.specs import NetworkSpec, has_gated_execution
 
 
 def as_copy(
@@ -48,7 +48,9 @@ def as_copy(
         for part, each in patches.items()
         if ponders[each.spec.name]
     }
-    ways: dict[str, Patches] = {"dense": {}, "plain": plain}
+    gated = {part: each for part, each in patches.items() if _skips_itself(each)}
+    dense = {part: PatchedPart(each.spec, Reference(each.spec, dense=True)) for part, each in gated.items()}
+    ways: dict[str, Patches] = {"dense": dense, "plain": plain}
     if skipping:
         ways["blocks"] = skipping
     runs: dict[str, _Rebuilt] = {}
@@ -67,10 +69,15 @@ def as_copy(
         among = ["blocks"]  # as was asked for
     best = fastest(seconds, among)
     if best == "dense":
-        for each in skipping.values():
-            each.runner = None
+        for part, each in skipping.items():
+            each.runner = dense[part].runner if part in dense else None
     patch(patches)
     return best, seconds, by_layout[best].index(seconds[best]) > 0
+
+
+def _skips_itself(patched: PatchedPart) -> bool:
+    """Whether steps of a part compute active positions only by themselves, unless told not to."""
+    return any(has_gated_execution(step) for step in patched.spec.steps)
 
 
 class _Rebuilt:

@@ -46,6 +46,19 @@ def batch_size(net: nn.Module, given: CallArgs) -> int:
     return first_tensor(given).size(block_spec(net).batch_dim if is_block(net) else 0)
 
 
+def step_call(given: CallArgs) -> CallArgs:
+    """Return a call of a part as engines know it: the state first, by position, and what steps are given.
+
+    >>> step_call(CallArgs((), {"u": 1, "weights": None, "mask": 2}))
+    CallArgs(args=(1,), kwargs={'mask': 2})
+    """
+    told = {name: x for name, x in given.kwargs.items() if x is not None and name != "weights"}
+    if given.args or not told:
+        return CallArgs(given.args, told)
+    state = next((name for name in ("u", "input") if name in told), next(iter(told)))
+    return CallArgs((told.pop(state),), told)
+
+
 @contextmanager
 def captured(found: Mapping[str, nn.Module], keep: bool = False) -> Iterator[dict[str, list[Call]]]:
     """Record the calls of parts within.
@@ -65,8 +78,8 @@ def captured(found: Mapping[str, nn.Module], keep: bool = False) -> Iterator[dic
             adaptive = isinstance(returned, tuple) and len(returned) and isinstance(returned[-1], Ponder)
             output, ponder = (returned[0], returned[-1]) if adaptive else (returned, None)
             made = output if keep else torch.empty_like(parts(output)[0], device="meta")
-            told = {key: value for key, value in kwargs.items() if value is not None}
-            calls[name].append(Call(CallArgs(args, told) if keep else CallArgs((), told), made, ponder))
+            given = step_call(CallArgs(args, kwargs))
+            calls[name].append(Call(given if keep else CallArgs((), given.kwargs), made, ponder))
 
         handles.append(part.register_forward_hook(note, with_kwargs=True))
     try:

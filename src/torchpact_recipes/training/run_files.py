@@ -108,6 +108,7 @@ def summary_writer() -> Any:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
         raise ValueError(
-            'expected the package tensorboard to be installed (pip install ".[train]", from a clone)'
+            "expected the package tensorboard to be installed (from a clone: "
+            'pip install "./src/torchpact_recipes[train]")'
         ) from None
     return SummaryWriter

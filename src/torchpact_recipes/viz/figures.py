@@ -45,7 +45,8 @@ def blank(size: tuple[float, float], layout: Literal["constrained"] | None = Non
         from matplotlib.figure import Figure
     except ImportError:
         raise ValueError(
-            'expected the package matplotlib to be installed (pip install ".[plot]", from a clone)'
+            "expected the package matplotlib to be installed (from a clone: "
+            'pip install "./src/torchpact_recipes[plot]")'
         ) from None
     # not by pyplot, whose figures and style are everybody's
     with matplotlib.rc_context(_STYLE):
