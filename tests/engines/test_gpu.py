@@ -336,6 +336,7 @@ def test_images_of_which_none_goes_on():
     assert torch.equal(ponder.steps, reference.steps)
 
 
+@pytest.mark.slow
 def test_kernels_compile_for_a_device_that_is_not_here(tmp_path):
     """What the interpreter runs the compiler may refuse."""
     found = compiled_elsewhere("tests.engines.compile_kernels", tmp_path)

@@ -149,6 +149,7 @@ def test_thresholds_of_a_run(halting):
         assert steps is None or found.unique().tolist() == steps
 
 
+@pytest.mark.slow
 @emulated_only
 @pytest.mark.parametrize(
     ("cell", "hidden", "at_once", "slots"),
@@ -237,6 +238,7 @@ def test_broken_numbers_stay_in_their_sequence():
     assert output[:, [0, 2, 3]].isfinite().all()
 
 
+@pytest.mark.slow
 @emulated_only
 def test_no_place_outside_of_tensors_and_arrays_is_read_or_written():
     ran = subprocess.run(

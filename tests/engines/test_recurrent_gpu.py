@@ -471,6 +471,7 @@ def test_a_runner_that_is_dropped_leaves_nothing_behind():
     assert [each() for each in left] == [None, None, None]
 
 
+@pytest.mark.slow
 def test_kernels_compile_for_a_device_that_is_not_here(tmp_path):
     """What the interpreter runs the compiler may refuse."""
     found = compiled_elsewhere("tests.engines.compile_recurrent", tmp_path)

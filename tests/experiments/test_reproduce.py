@@ -21,6 +21,7 @@ def run(run, tmp_path):
     return call
 
 
+@pytest.mark.slow
 def test_everything_is_made_from_nothing_and_then_found_again(run, tmp_path, monkeypatch):
     code, out, _ = run("all", "--scale", "smoke")
     assert code == 0

@@ -15,7 +15,7 @@ def test_a_layer_of_a_cell_of_torch_is_known(cell, kind):
     spec = block_spec(rnn)
     assert spec.module is rnn
     assert (spec.max_steps, spec.shared, spec.mode) == (3, True, tp.Thresholded())
-    assert (spec.name, spec.price, spec.details, spec.reason) == ("reader", 2.0, True, "")
+    assert (spec.label, spec.price, spec.details, spec.reason) == ("reader", 2.0, True, "")
     assert len(set(map(id, spec.steps))) == len(set(map(id, spec.heads))) == 1
     assert len(spec.heads) == 2
     (step, *_), (head, *_) = spec.steps, spec.heads

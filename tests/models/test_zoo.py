@@ -67,6 +67,7 @@ def test_an_entry_is_small_carries_its_card_and_was_measured_on_the_whole_test_s
     assert max(map(abs, entry.card["change_of_accuracy"].values())) <= 0.0005
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("entry", ENTRIES.values(), ids=list(ENTRIES))
 def test_an_entry_does_on_the_sample_about_what_its_card_says(entry):
     sample = load_sample("test")

@@ -99,6 +99,7 @@ def test_reinforce_is_unbiased(make, baseline):
     assert distance.max() < 5.5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("make", "samples"), [(chain, 40_000), (vector, 100_000)])
 def test_concrete_bias_shrinks_with_temperature_and_its_variance_is_below_reinforce(make, samples):
     torch.manual_seed(0)

@@ -276,6 +276,7 @@ SMALL = (
 )
 
 
+@pytest.mark.slow
 def test_torchrun_gives_what_the_plain_command_gives(tmp_path):
     programs = {
         "shared": ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={WORLD}"],

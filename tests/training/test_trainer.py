@@ -100,6 +100,7 @@ def _train_in_child(folder):
     trainer(folder, LONGER, resume=True).run()
 
 
+@pytest.mark.slow
 def test_killed_at_twenty_random_points_a_run_ends_with_identical_weights(tmp_path):
     trainer(tmp_path / "straight", LONGER).run()
     generator = random.Random(0)

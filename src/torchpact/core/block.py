@@ -7,12 +7,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from torchpact.checks import at_least_single, check_count, check_number
+from torchpact.checks import check_count, check_number
 from torchpact.core import state
 from torchpact.core.callables import as_modules, is_gated, is_indexed
-from torchpact.core.loop import HaltingLoop, advance
+from torchpact.core.loop import HaltingLoop, advance, checked_logits
 from torchpact.core.modes import Mode, Relaxed, Thresholded, as_mode
 from torchpact.core.ponder import Ponder
+from torchpact.core.run_bounds import run_bounds_of
 from torchpact.core.state import State
 from torchpact.core.thresholds import Thresholds, as_thresholds
 
@@ -136,8 +137,10 @@ class AdaptiveBlock(nn.Module):
         loop, u = self.iterate(u, context, named, mode=mode, bounds=bounds, keeps_logits=keep)
         output, ponder = loop.result(u)
         if weights is not None:
-            weights = self._checked(weights, ponder.steps)
-        return output, ponder._replace(weights=weights, name=self.name, price=self.price)
+            weights = self.checked_weights(weights, ponder.steps)
+        # not by _replace, which torch.compile of 2.11 cannot trace
+        probs, steps, expected, cost, log_prob, *_ = ponder
+        return output, Ponder(probs, steps, expected, cost, log_prob, weights, self.name, self.price)
 
     def iterate(
         self,
@@ -178,19 +181,13 @@ class AdaptiveBlock(nn.Module):
         for index in range(self.max_steps):
             which = index if len(steps) > 1 else 0
             after = self._run(steps[which], gated[which], index, u, loop.gate, context, named)
-            head = partial(self._logits, heads, index, like=loop.remaining)
+            head = partial(self._logits, heads, index)
             loop, u = advance(loop, u, after, head, held=gated[which])
             del after, head  # which would be held while the next step runs
             if loop.done:
                 loop.draw_the_rest()
                 break
         return loop, u
-
-    @property
-    def takes_gate(self) -> bool:
-        """Whether any step after the first takes the gate."""
-        gated = [is_gated(step) for step in self.steps]
-        return any(gated[1:] or gated)
 
     def step_at(self, index: int) -> nn.Module:
         """Return the step at ``index``, be it one that all iterations share."""
@@ -240,38 +237,33 @@ class AdaptiveBlock(nn.Module):
 
     def halting_logits(self, index: int, u: State, like: Tensor | None = None) -> Tensor:
         """Return the halting logits after the step at ``index``, checked, in fp32 or better."""
-        return self._logits([*self.halting], index, u, like)
+        return checked_logits(self._logits([*self.halting], index, u), u, index, like)
 
     @staticmethod
-    def _logits(heads: Sequence[nn.Module], index: int, u: State, like: Tensor | None = None) -> Tensor:
-        first = state.parts(u)[0]
+    def _logits(heads: Sequence[nn.Module], index: int, u: State) -> Tensor:
         if not heads:  # a single step and no head: one position an example
-            return at_least_single(first.new_zeros(state.per_example(first)))
-        logits = heads[index if len(heads) > 1 else 0](u)
-        for part in state.parts(u):
-            if not isinstance(logits, Tensor) or not state.broadcasts(logits, part):
-                raise ValueError(
-                    f"halting head {index + 1} gave {state.shape_of(logits)}, expected logits that "
-                    f"broadcast to the state's {tuple(part.shape)} without adding dimensions, "
-                    f"such as {state.per_example(part)}"
-                )
-        if like is not None and logits.shape != like.shape:
-            raise ValueError(
-                f"halting head {index + 1} gave {tuple(logits.shape)}, "
-                f"expected the first's {tuple(like.shape)}"
-            )
-        return at_least_single(logits)
+            first = state.parts(u)[0]
+            return first.new_zeros(state.per_example(first))
+        logits: Tensor = heads[index if len(heads) > 1 else 0](u)
+        return logits
 
     def bounds_of(self, mode: Mode, thresholds: Thresholds | float | None) -> tuple[float, ...] | None:
         """Return what logits must exceed in a run: as given or as set; None is the mode's own threshold."""
-        if thresholds is None:
-            return self.bounds if isinstance(mode, Thresholded) else None
+        if thresholds is not None:
+            if not isinstance(mode, Thresholded):
+                raise ValueError(f"expected the mode thresholded with thresholds, got {mode}")
+            given = as_thresholds(thresholds)
+            named = isinstance(given.logits, Mapping) and self.name in given.logits
+            key = self.name if named else ""
+            return given.for_blocks({key: self.max_steps - 1})[key]
         if not isinstance(mode, Thresholded):
-            raise ValueError(f"expected the mode thresholded with thresholds, got {mode}")
-        return as_thresholds(thresholds).for_blocks({self.name: self.max_steps - 1})[self.name]
+            return None
+        of_run = run_bounds_of(self)
+        return self.bounds if of_run is None else of_run
 
     @staticmethod
-    def _checked(weights: Tensor, steps: Tensor) -> Tensor:
+    def checked_weights(weights: Tensor, steps: Tensor) -> Tensor:
+        """Return weights, once they are seen to broadcast to the decisions."""
         if not isinstance(weights, Tensor) or not state.broadcasts(weights, steps):
             raise ValueError(
                 f"expected weights that broadcast to the decisions' {tuple(steps.shape)} without adding "

@@ -109,7 +109,10 @@ class HaltingLoop(NamedTuple):
 
     @property
     def done(self) -> bool:
-        """Whether all positions have halted and the run may end: a look at values, so it waits for a GPU."""
+        """Whether all positions have halted and the run may end: a look at values, so it waits for a GPU.
+
+        Call :meth:`draw_the_rest` where you end a run early in a mode that samples.
+        """
         if not self.rules.may_stop or self.gate is None or not readable(self.gate):
             return False
         return not bool((self.gate > 0).any())
@@ -146,7 +149,14 @@ class HaltingLoop(NamedTuple):
         )
 
     def result(self, u: State) -> tuple[State, Ponder]:
-        """Return the output and the ponder of a run that ended with the state ``u``."""
+        """Return the output and the ponder of a run that ended with the state ``u``.
+
+        Raises:
+            ValueError: No step was taken.
+
+        """
+        if self.remaining is None:
+            raise ValueError("expected at least one step before the result, got none")
         return self.output_of(u), self.ponder()
 
 
@@ -197,7 +207,7 @@ def advance(
         raise ValueError(
             f"expected logits or a head after step {loop.taken + 1} of {rules.max_steps}, got None"
         )
-    given = at_least_single(_asked(logits, u))
+    given = checked_logits(_asked(logits, u), u, loop.taken, loop.remaining)
     if loop.remaining is None:
         # Plain steps are what they are, whatever has halted: h of frozen states would give a wrong N, and
         # heads may look at neighbours. So the output is picked on the way, unless the difference cannot be
@@ -253,6 +263,33 @@ def decide(loop: HaltingLoop, logits: Tensor) -> tuple[HaltingLoop, Tensor | Non
     kept = (*loop.logits, logits) if rules.keeps_logits else ()
     moved = HaltingLoop(rules, taken, remaining, gate, steps + (gate > 0), kept, loop.output, loop.frozen)
     return moved, weight
+
+
+def checked_logits(logits: Tensor, u: State, index: int, like: Tensor | None = None) -> Tensor:
+    """Return halting logits in fp32 or better, once they are seen to broadcast to the state.
+
+    Args:
+        logits: What a head gave.
+        u: The state that it was asked about.
+        index: The number of the head, from 0.
+        like: Logits or other values of all positions, of the shape that is expected.
+
+    Raises:
+        ValueError: They have another shape.
+
+    """
+    for part in state.parts(u):
+        if not isinstance(logits, Tensor) or not state.broadcasts(logits, part):
+            raise ValueError(
+                f"halting head {index + 1} gave {state.shape_of(logits)}, expected logits that "
+                f"broadcast to the state's {tuple(part.shape)} without adding dimensions, "
+                f"such as {state.per_example(part)}"
+            )
+    if like is not None and logits.shape != like.shape:
+        raise ValueError(
+            f"halting head {index + 1} gave {tuple(logits.shape)}, expected the first's {tuple(like.shape)}"
+        )
+    return at_least_single(logits)
 
 
 def _asked(logits: Tensor | Head | None, u: State) -> Tensor:

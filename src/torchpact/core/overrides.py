@@ -164,7 +164,8 @@ class use_thresholds(_Override):
 
     Args:
         model: The network.
-        thresholds: A number, as ``Thresholded(number)`` takes it, or :class:`~torchpact.Thresholds`.
+        thresholds: A number, as ``Thresholded(number)`` takes it, or :class:`~torchpact.Thresholds`; None for
+            the threshold of the mode.
 
     Raises:
         ValueError: They are not for the blocks of this network.
@@ -177,10 +178,12 @@ class use_thresholds(_Override):
 
     """
 
-    def __init__(self, model: nn.Module, thresholds: Thresholds | float) -> None:
+    def __init__(self, model: nn.Module, thresholds: Thresholds | float | None) -> None:
         blocks = _blocks(model, "pass thresholds to the call, as in fast(x, thresholds=0.3)")
         heads = {name: block.max_steps - 1 for name, block in blocks.items()}
-        bounds = as_thresholds(thresholds).for_blocks(heads)
+        bounds: Mapping[str, tuple[float, ...] | None] = dict.fromkeys(heads)
+        if thresholds is not None:
+            bounds = as_thresholds(thresholds).for_blocks(heads)
         super().__init__(model, {block: (bounds[name],) for name, block in blocks.items()})
 
     @staticmethod

@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Real
+from types import MappingProxyType
 from typing import Any
 
 from torch import Tensor
@@ -14,9 +15,11 @@ Bound = float | tuple[float, ...]
 """A logit for all heads of a block, or one for each."""
 
 
-@dataclass(frozen=True, init=False)
+@dataclass(frozen=True, init=False, eq=False)
 class Thresholds:
-    """What the logits of halting heads must exceed for a halt, in :class:`~torchpact.Thresholded` mode.
+    """What the *logits* of halting heads must exceed for a halt, in :class:`~torchpact.Thresholded` mode.
+
+    Numbers in here are logits, where ``thresholds=0.3`` of a call is a probability: 0.0 is a half.
 
     An argument of the run: blocks and deployed networks take it as ``thresholds=``, and
     :class:`~torchpact.use_thresholds` sets it on a network. Logits rather than probabilities, so that the two
@@ -48,12 +51,23 @@ class Thresholds:
     def __init__(self, logits: Any) -> None:
         entries: Any
         if isinstance(logits, Mapping):
-            entries = {str(name): _entry(each) for name, each in logits.items()}
+            entries = MappingProxyType({str(name): _entry(each) for name, each in logits.items()})
         elif isinstance(logits, Sequence) and not isinstance(logits, str):
             entries = tuple(_entry(each) for each in logits)
         else:
             entries = _number(logits)
         object.__setattr__(self, "logits", entries)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        given = self.logits
+        return Thresholds, (dict(given) if isinstance(given, Mapping) else given,)
+
+    def __hash__(self) -> int:
+        given = self.logits
+        return hash(tuple(sorted(given.items())) if isinstance(given, Mapping) else given)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Thresholds) and self.logits == other.logits
 
     @classmethod
     def at(cls, probability: float) -> "Thresholds":
@@ -114,7 +128,8 @@ class Thresholds:
         """
         given = self.logits
         if isinstance(given, tuple) and len(given) != len(heads):
-            raise ValueError(f"expected thresholds for {len(heads)} blocks, got {len(given)}")
+            blocks = f"{len(heads)} block" + ("s" if len(heads) != 1 else "")
+            raise ValueError(f"expected thresholds for {blocks}, got {len(given)}")
         unknown = [name for name in given if name not in heads] if isinstance(given, Mapping) else []
         if unknown:
             raise ValueError(

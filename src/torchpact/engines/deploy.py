@@ -87,7 +87,7 @@ def deploy(
     if not specs:
         raise TypeError(f"expected a network with adaptive blocks, got {type(net).__name__} without any")
     network, contention, notes = network_spec(own), CpuContention(), Notes()
-    fast = Deployed(own, specs, first, check_of(own, network, specs))
+    fast = Deployed(own, first, check_of(own, network, specs))
     fast.refuse_misfits(given)
     if not len(first):
         raise ValueError("expected an example of at least one input, got none")

@@ -7,16 +7,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from torchpact.core.block import AdaptiveBlock
 from torchpact.core.call_args import CallArgs, channels_last
 from torchpact.core.frozen import FrozenModule
+from torchpact.core.modes import Thresholded
+from torchpact.core.run_bounds import run_bounds
 from torchpact.core.thresholds import Thresholds, as_thresholds
 from torchpact.engines.base import NetworkRunner
 from torchpact.engines.graphs import MOST_SIZES
 from torchpact.engines.inputs import InputCheck
-from torchpact.engines.patching import run_bounds
 from torchpact.engines.report import Report
-from torchpact.specs import BlockSpec
-from torchpact.specs.blocks import Bounds
 
 
 class Deployed(FrozenModule):
@@ -28,17 +28,15 @@ class Deployed(FrozenModule):
 
     Args:
         own: A copy of the network.
-        specs: Its adaptive parts by name.
         like: A tensor on its device.
         check: What its only input must be; None where anything may be given.
 
     """
 
     network: Any
+    blocks: Mapping[str, AdaptiveBlock]
 
-    def __init__(
-        self, own: nn.Module, specs: Mapping[str, BlockSpec], like: Tensor, check: InputCheck | None = None
-    ) -> None:
+    def __init__(self, own: nn.Module, like: Tensor, check: InputCheck | None = None) -> None:
         floating = (p for p in own.parameters() if p.is_floating_point())
         super().__init__(
             next(floating, like) if check is None else check.like, check.kind if check else "network"
@@ -46,9 +44,8 @@ class Deployed(FrozenModule):
         self.report = Report(0, [])
         self.channels_last = False
         self.check = check
-        self.heads = {name: spec.max_steps - 1 for name, spec in specs.items() if spec.heads}
-        set_before = {name: spec.bounds for name, spec in specs.items() if spec.bounds is not None}
-        self.bounds: Mapping[str, Bounds] | None = set_before or None
+        modules = own.named_modules()
+        self.__dict__["blocks"] = {n: block for n, block in modules if isinstance(block, AdaptiveBlock)}
         self._fitting: set[torch.Size] = set()  # that came before
         if hasattr(own, "config"):
             self.config = own.config
@@ -89,7 +86,7 @@ class Deployed(FrozenModule):
             self.refuse_misfits(CallArgs(args, kwargs))
         if self.channels_last:
             args, kwargs = tuple(map(channels_last, args)), {n: channels_last(x) for n, x in kwargs.items()}
-        bounds = self.bounds if thresholds is None else as_thresholds(thresholds).for_blocks(self.heads)
+        bounds = None if thresholds is None else self._bounds_of(thresholds)
         device = self.device
         if device.type == "cuda" and device.index not in (None, torch.cuda.current_device()):
             with torch.cuda.device(device):  # where Triton starts kernels
@@ -97,7 +94,7 @@ class Deployed(FrozenModule):
         return self._run_as_measured(args, kwargs, bounds)
 
     def _run_as_measured(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], bounds: Mapping[str, Bounds] | None
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], bounds: Mapping[str, tuple[float, ...]] | None
     ) -> Any:
         """Run without gradients and autocast; to enter what need not be changed would take time, too."""
         cast = torch.is_autocast_enabled(self.device.type)
@@ -122,13 +119,23 @@ class Deployed(FrozenModule):
             and not x.requires_grad
         )
 
-    def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any], bounds: Mapping[str, Bounds] | None) -> Any:
+    def _run(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], bounds: Mapping[str, tuple[float, ...]] | None
+    ) -> Any:
         if isinstance(self.network, NetworkRunner):
             return self.network(args[0], bounds)
         if bounds is None:
             return self.network(*args, **kwargs)
-        with run_bounds(bounds):
+        with run_bounds({self.blocks[name]: each for name, each in bounds.items()}):
             return self.network(*args, **kwargs)
+
+    def _bounds_of(self, thresholds: Thresholds | float) -> dict[str, tuple[float, ...]]:
+        """Return the bounds of all blocks in a call, by name."""
+        modes = [block.mode for block in self.blocks.values()]
+        if modes and not any(isinstance(mode, Thresholded) for mode in modes):
+            raise ValueError(f"expected the mode thresholded with thresholds, got {modes[0]}")
+        heads = {name: block.max_steps - 1 for name, block in self.blocks.items()}
+        return as_thresholds(thresholds).for_blocks(heads)
 
     def refuse_misfits(self, given: CallArgs) -> None:
         """Refuse arguments that are not what the network takes, where that is known."""

@@ -48,7 +48,8 @@ class Recording:
             self.graph.register_generator_state(generator)
         # not of inference mode, within which alone they could be written to
         with torch.inference_mode(False), torch.no_grad(), torch.cuda.device(device):
-            self.input = torch.empty_like(example, memory_format=torch.channels_last).copy_(example)
+            layout = torch.channels_last if example.dim() == 4 else torch.preserve_format
+            self.input = torch.empty_like(example, memory_format=layout).copy_(example)
             stream.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(stream), _by_measurement():
                 with restored([*generators, torch.cuda.default_generators[torch.cuda.current_device()]]):

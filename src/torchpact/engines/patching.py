@@ -2,30 +2,21 @@
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from contextvars import ContextVar
 from typing import Any
 
 from torch import Tensor, nn
 
+from torchpact.core.block import AdaptiveBlock
 from torchpact.core.call_args import CallArgs
+from torchpact.core.modes import Thresholded
 from torchpact.core.ponder import Ponder, is_unknown, without_details
+from torchpact.core.run_bounds import run_bounds_of
 from torchpact.engines.base import Runner, Unsupported
 from torchpact.engines.reference import Reference
+from torchpact.flops.metering import loop_of
 from torchpact.specs import BlockSpec
 from torchpact.specs.blocks import Bounds
 from torchpact.specs.call_capture import step_call
-
-_BOUNDS: ContextVar[Mapping[str, Bounds] | None] = ContextVar("bounds of this run", default=None)
-
-
-@contextmanager
-def run_bounds(bounds: Mapping[str, Bounds]) -> Iterator[None]:
-    """Use these bounds, by the names of parts, in the calls that this thread makes within."""
-    token = _BOUNDS.set(bounds)
-    try:
-        yield
-    finally:
-        _BOUNDS.reset(token)
 
 
 class PatchedPart:
@@ -39,13 +30,15 @@ class PatchedPart:
 
     def __init__(self, spec: BlockSpec, runner: Runner | None = None) -> None:
         self.spec, self.reference, self.brief = spec, Reference(spec), not spec.keeps_details
+        self.block = loop_of(spec.module)
+        self.compares = isinstance(spec.mode, Thresholded)
         self.runner = runner
         self.contiguous = False  # whether the network cannot take maps with their channels last
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Return what the part does."""
-        bounds, spec = _BOUNDS.get(), self.spec
-        own = spec.bounds if bounds is None else bounds.get(spec.name)
+        spec = self.spec
+        own = (run_bounds_of(self.block) or spec.bounds) if self.compares else None
         weights = kwargs.get("weights")
         given = step_call(CallArgs(args, kwargs)) if kwargs else CallArgs(args)
         *output, ponder = self._run(given.args[0], CallArgs(given.args[1:], given.kwargs), own)
@@ -56,8 +49,8 @@ class PatchedPart:
         if self.brief and not is_unknown(ponder.probs):
             ponder = without_details(ponder)
         probs, steps, expected, cost, log_prob, own_weights, *_ = ponder
-        weights = own_weights if weights is None else weights
-        known = Ponder(probs, steps, expected, cost, log_prob, weights, spec.name, spec.price)
+        weights = own_weights if weights is None else AdaptiveBlock.checked_weights(weights, steps)
+        known = Ponder(probs, steps, expected, cost, log_prob, weights, spec.label, spec.price)
         return (*output, known)
 
     def _run(self, u: Any, context: CallArgs, bounds: Bounds) -> Any:
@@ -68,9 +61,7 @@ class PatchedPart:
                     return self.runner(u, context, bounds)
             except Unsupported:  # such a call; the part runs it
                 pass
-        if "thresholds" in context.kwargs:
-            bounds = None  # those of the call go before
-        return self.reference(u, context, bounds)
+        return self.reference(u, context)  # which sees the bounds of the run itself
 
 
 Patches = Mapping[nn.Module, PatchedPart]

@@ -1,6 +1,7 @@
 """The reference of every part: the module itself, which runs whatever no engine can."""
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -9,9 +10,10 @@ from torchpact.core.block import AdaptiveBlock
 from torchpact.core.call_args import CallArgs
 from torchpact.core.modes import NeverHalt
 from torchpact.core.ponder import Ponder
+from torchpact.core.run_bounds import run_bounds
 from torchpact.core.state import State
-from torchpact.core.thresholds import Thresholds
 from torchpact.engines.base import NO_CONTEXT, Runner
+from torchpact.flops.metering import loop_of
 from torchpact.specs import BlockSpec, dense_execution, has_gated_execution
 from torchpact.specs.blocks import Bounds
 
@@ -26,21 +28,19 @@ class Reference(Runner):
     """
 
     def __init__(self, spec: BlockSpec, dense: bool = False) -> None:
-        self.adaptive = spec.adaptive
+        self.adaptive, self.block = spec.adaptive, loop_of(spec.module)
         self.dense = dense and any(has_gated_execution(step) for step in spec.steps)
         # the forward of the class: that of the instance may be an engine's by now
         self.forward: Any = type(spec.module).forward.__get__(spec.module)
 
     def __call__(self, u: State, context: CallArgs = NO_CONTEXT, bounds: Bounds = None) -> Any:
         """Return what the part returns."""
-        told = dict(context.kwargs)
-        if bounds is not None:
-            told["thresholds"] = Thresholds([bounds])
-        if self.dense:
-            with dense_execution():
-                returned = self.forward(u, *context.args, **told)
-        else:
-            returned = self.forward(u, *context.args, **told)
+        with ExitStack() as stack:
+            if bounds is not None:
+                stack.enter_context(run_bounds({self.block: bounds}))
+            if self.dense:
+                stack.enter_context(dense_execution())
+            returned = self.forward(u, *context.args, **context.kwargs)
         return returned if self.adaptive else (returned, None)
 
     def accepts(self, u: State, context: CallArgs) -> bool:

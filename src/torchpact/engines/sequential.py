@@ -47,7 +47,7 @@ class BlockByBlock(NetworkRunner):
             if not block.keeps_details and not is_unknown(ponder.probs):
                 nan = unknown(images.device) if nan is None else nan
                 ponder = without_details(ponder, nan)
-            ponders.append(ponder._replace(name=block.name, price=block.price))
+            ponders.append(ponder._replace(name=block.label, price=block.price))
         scale, shift = self._norm
         pooled = torch.addcmul(shift, u, scale).relu_().mean((2, 3))
         return F.linear(pooled, *self._classifier), ponders

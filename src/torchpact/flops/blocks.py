@@ -55,7 +55,7 @@ def block_costs(net: nn.Module, given: CallArgs) -> tuple[dict[str, BlockCost], 
                 f"expected {title(name)} to be called as often whatever halts, got {len(ran)} calls, and "
                 f"{len(known)} where nothing does"
             )
-        spec = block_spec(part, name)
+        spec = block_spec(part, name, hooks=True)
         each = [call_cost(spec, *pair, batch) for pair in zip(ran, known, strict=True)]
         costs[name] = BlockCost(
             sum((cost.flops for cost in each), nothing),
@@ -115,7 +115,12 @@ def _conv_cost(spec: BlockSpec, call: Call, batch: int) -> BlockCost:
             f"expected {title(spec.name)} to decide for {batch} examples, the first dimension of what the "
             f"network is given; got {rows}"
         )
+    weights = None if call.ponder is None else call.ponder.weights
+    if weights is not None:  # pixels of weight 0 cost what the first unit does, which runs on all of a map
+        steps = torch.where(weights > 0, steps, 1)
     flops = conv_block_flops(spec, steps, height, width)
+    if weights is not None:
+        flops = flops * (weights > 0).expand(steps.shape).flatten(1).any(1)
     flops = flops.reshape(batch, -1).sum(1) if batch else flops
     plain = rows / max(batch, 1) * plain_conv_flops(spec, height, width)
     share = float(steps.double().mean()) / spec.max_steps if rows else 0.0

@@ -65,7 +65,8 @@ def count_flops(model: nn.Module, inputs: Any, *, kwargs: Mapping[str, Any] | No
     queries, output projection and MLP of active tokens and the keys and values of all. Other steps and heads
     are metered where nothing halts, and charged for the share of an example's positions that ran them. Of
     recurrent layers every time step is charged for its iterations. Positions of weight 0, such as padding,
-    cost nothing. Everything else is the same for all examples.
+    cost nothing (pixels of weight 0 in an image that counts cost what the first unit does). Everything else
+    is the same for all examples.
 
     Args:
         model: Any network.

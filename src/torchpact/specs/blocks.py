@@ -35,6 +35,9 @@ class BlockSpec:
     shared: bool = False
     """Whether all iterations share their step."""
     name: str = ""
+    """Its name in the network."""
+    label: str = ""
+    """The name that its ponders carry."""
     price: float = 1.0
     bounds: Bounds = None
     """What the logits of its heads must exceed unless a run says otherwise; see ``use_thresholds``."""

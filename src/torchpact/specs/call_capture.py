@@ -52,7 +52,11 @@ def step_call(given: CallArgs) -> CallArgs:
     >>> step_call(CallArgs((), {"u": 1, "weights": None, "mask": 2}))
     CallArgs(args=(1,), kwargs={'mask': 2})
     """
-    told = {name: x for name, x in given.kwargs.items() if x is not None and name != "weights"}
+    told = {
+        name: x
+        for name, x in given.kwargs.items()
+        if name != "weights" and (x is not None or name not in ("mode", "thresholds"))
+    }
     if given.args or not told:
         return CallArgs(given.args, told)
     state = next((name for name in ("u", "input") if name in told), next(iter(told)))

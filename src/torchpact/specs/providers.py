@@ -8,6 +8,7 @@ a block, "it" becomes the number of the step or head: "expected step 2 to have â
 
 from collections.abc import Callable
 from dataclasses import replace
+from inspect import getattr_static
 from typing import Any, TypeVar
 
 from torch import nn
@@ -15,6 +16,7 @@ from torch import nn
 from torchpact.checks import one_line
 from torchpact.core.block import AdaptiveBlock
 from torchpact.core.callables import unwrapped
+from torchpact.core.modes import Thresholded
 from torchpact.specs.blocks import BlockSpec, NetworkSpec
 from torchpact.specs.heads import HeadSpec
 from torchpact.specs.steps import Opaque, StepSpec
@@ -83,9 +85,9 @@ def step_spec(step: nn.Module, name: str = "it", *, hooks: bool = False) -> Step
     return spec
 
 
-def head_spec(head: nn.Module, name: str = "it") -> HeadSpec:
-    """Return what a halting head is, as far as is known; ``name`` is what it is called in reasons."""
-    spec: HeadSpec = _asked(_HEADS, head, name)
+def head_spec(head: nn.Module, name: str = "it", *, hooks: bool = False) -> HeadSpec:
+    """Return what a halting head is, as far as is known; see :func:`step_spec`."""
+    spec: HeadSpec = _asked(_HEADS, head, name, hooks)
     return spec
 
 
@@ -118,12 +120,13 @@ def is_changed(block: nn.Module) -> bool:
     return type(block).forward is not AdaptiveBlock.forward or "forward" in vars(block)
 
 
-def block_spec(block: nn.Module, name: str = "") -> BlockSpec:
+def block_spec(block: nn.Module, name: str = "", *, hooks: bool = False) -> BlockSpec:
     """Return what a block is.
 
     Args:
         block: An :class:`~torchpact.AdaptiveBlock`, or a module of a class that has a provider.
         name: Its name in the network.
+        hooks: Whether forward hooks of steps and heads do not matter, see :func:`step_spec`.
 
     Raises:
         TypeError: There is no provider for modules of this class.
@@ -135,30 +138,46 @@ def block_spec(block: nn.Module, name: str = "") -> BlockSpec:
         (3, True, 2)
 
     """
-    if type(block) in _BLOCKS:
-        known = _BLOCKS[type(block)](block)
-        return replace(known, name=name or known.name)
+    provider = _block_provider(block)
+    if provider is not None:
+        return replace(provider(block), name=name)
     if not isinstance(block, AdaptiveBlock):
         raise TypeError(f"expected an adaptive block, got a {type(block).__name__}")
     count = block.max_steps
-    steps = [step_spec(step, f"step {n}") for n, step in enumerate(block.steps, start=1)]
-    heads = [head_spec(head, f"head {n}") for n, head in enumerate(block.halting, start=1)]
+    steps = [step_spec(step, f"step {n}", hooks=hooks) for n, step in enumerate(block.steps, start=1)]
+    heads = [head_spec(head, f"head {n}", hooks=hooks) for n, head in enumerate(block.halting, start=1)]
     return BlockSpec(
         module=block,
         steps=tuple(steps * count if len(steps) == 1 else steps),
         heads=tuple((heads * count if len(heads) == 1 else heads)[: count - 1]),
         mode=block.mode,
         details=block.details,
-        bounds=block.bounds,
+        bounds=block.bounds if isinstance(block.mode, Thresholded) else None,
         shared=len(steps) == 1 and count > 1,
-        name=name or block.name,
+        name=name,
+        label=block.name,
         price=block.price,
     )
 
 
 def is_block(module: nn.Module) -> bool:
     """Whether a module is an adaptive part of a network: a block, or of a class that has a provider."""
-    return isinstance(module, AdaptiveBlock) or type(module) in _BLOCKS
+    return isinstance(module, AdaptiveBlock) or _block_provider(module) is not None
+
+
+def _block_provider(module: nn.Module) -> Callable[[Any], BlockSpec] | None:
+    """Return the provider of a module's class, or of one that it inherits all of its methods from."""
+    kinds = type(module).__mro__
+    return next((_BLOCKS[kind] for kind in kinds if kind in _BLOCKS and _inherits(type(module), kind)), None)
+
+
+def _inherits(kind: type, base: type) -> bool:
+    """Whether a class has all methods of a base as they are, but for how it is made and printed."""
+    own = {
+        name: value for name, value in vars(base).items() if callable(value) or isinstance(value, property)
+    }
+    changed = [name for name, value in own.items() if getattr_static(kind, name) is not value]
+    return not {*changed} - {"__init__", "extra_repr"}
 
 
 def network_spec(net: nn.Module) -> NetworkSpec | None:

@@ -132,6 +132,7 @@ def test_compiles_without_a_gpu(arch, device, adaptive, tmp_path, monkeypatch):
     assert len(list(tmp_path.glob("torchpact/onchip-*.cubin"))) == 3
 
 
+@pytest.mark.slow
 def test_what_else_may_be_tried_compiles(tmp_path, monkeypatch):
     try:
         nvrtc.compiler()

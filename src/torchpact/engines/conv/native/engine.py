@@ -98,7 +98,7 @@ class Native(Engine):
             return f"native: expected multiples of {BLOCK} channels, got {counts}"
         if units[0].padding < 0:
             return "native: expected a first unit that makes no fewer channels than it is given"
-        if not isinstance(spec.mode, Thresholded | Discrete):
+        if type(spec.mode) not in (Thresholded, Discrete):
             return f"native: expected the mode Thresholded or Discrete, got {spec.mode}"
         return None
 

@@ -108,7 +108,7 @@ def kernel_problem(spec: BlockSpec) -> str | None:
         return f"onchip: expected channels among {', '.join(map(str, CHANNELS))}; got {channels}"
     if len(units) > 255:
         return f"onchip: expected no more than 255 units a block, got {len(units)}"
-    if heads and not isinstance(spec.mode, Thresholded | Discrete):
+    if heads and type(spec.mode) not in (Thresholded, Discrete):
         return f"onchip: expected the mode thresholded or discrete, got {spec.mode}"
     return None
 

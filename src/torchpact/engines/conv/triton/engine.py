@@ -40,7 +40,7 @@ class TritonEngine(Engine):
             return "gpu: expected a decision for every pixel, by heads without batch norm"
         if units[0].padding < 0:
             return "gpu: expected a first unit that makes no fewer channels than it is given"
-        if not isinstance(spec.mode, Thresholded | Discrete):
+        if type(spec.mode) not in (Thresholded, Discrete):
             return f"gpu: expected the mode thresholded or discrete, got {spec.mode}"
         if channels % 16 or weight.size(0) % 16:
             least = channels if channels % 16 else weight.size(0)
