@@ -50,7 +50,7 @@ def test_hooks_change_no_flops():
         torch.randn(2, 3, 16, 16),
     )
     before = tp.count_flops(net, images).total
-    net.blocks[1].steps[2].register_forward_hook(lambda module, inputs, output: None)
+    net.get_submodule("blocks.1.steps.2").register_forward_hook(lambda module, inputs, output: None)
     assert torch.equal(tp.count_flops(net, images).total, before)
 
 
