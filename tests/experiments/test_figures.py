@@ -206,7 +206,7 @@ def test_without_matplotlib_it_says_what_to_install(archive, tmp_path, monkeypat
         return real(name, *rest)
 
     monkeypatch.setattr(builtins, "__import__", without)
-    with pytest.raises(ValueError, match=r'pip install "\.\[plot\]"'):
+    with pytest.raises(ValueError, match=r'pip install "\./src/torchpact_recipes\[plot\]"'):
         fig2.draw(archive, FAST, [], tmp_path)
 
 

@@ -96,7 +96,7 @@ def folded_block(spec: BlockSpec) -> AdaptiveBlock:
     modules = {id(head): head.module for head in spec.heads}
     copies = {key: deepcopy(module).eval() for key, module in modules.items()}
     block = AdaptiveBlock(
-        folded_units(spec), [copies[id(head)] for head in spec.heads], mode=spec.mode, name=spec.name
+        folded_units(spec), [copies[id(head)] for head in spec.heads], mode=spec.mode, name=spec.label
     )
     block.details = spec.keeps_details
     return block.eval()

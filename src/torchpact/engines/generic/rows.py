@@ -111,7 +111,7 @@ class RowsRunner(Runner):
                 keeps_logits=spec.details or not isinstance(spec.mode, Thresholded),
             )
             output, ponder = loop.result(u)
-        return output, ponder._replace(name=spec.name, price=spec.price)
+        return output, ponder._replace(name=spec.label, price=spec.price)
 
     def accepts(self, u: Any, context: CallArgs) -> bool:
         """Return True: steps are given what they are given in the block itself."""
