@@ -6,13 +6,16 @@ The loop         HaltingLoop, advance, decide: for loops of your own
 The block        AdaptiveBlock, Ponder, Residual, use_mode, use_thresholds
 The objective    map_loss, reinforce_loss, ponder_loss, EMABaseline
 The networks     models: ResNets, plain and adaptive; AdaptiveRNN; count_flops: what a run costs
+Your network     adapt, unadapt, summary; collect: what its blocks did; save_pretrained, from_pretrained
 In earnest       deploy: the same outputs, halted work really skipped
 In general       svo: stochastic variational optimization of any f(z)
 """
 
 from torchpact import models, svo
+from torchpact.adapt import adapt, from_pretrained, save_pretrained, summary, unadapt
 from torchpact.core.baseline import EMABaseline
 from torchpact.core.block import AdaptiveBlock
+from torchpact.core.collect import Ponders, collect
 from torchpact.core.halting import ACTHalting, act_halting, expected_steps, log_stick_breaking, stick_breaking
 from torchpact.core.loop import HaltingLoop, advance, decide
 from torchpact.core.modes import ACT, Discrete, Mode, Relaxed, Thresholded
@@ -38,24 +41,31 @@ __all__ = [
     "HaltingLoop",
     "Mode",
     "Ponder",
+    "Ponders",
     "Relaxed",
     "Residual",
     "Thresholded",
     "Thresholds",
     "TruncatedGeometric",
     "act_halting",
+    "adapt",
+    "collect",
     "advance",
     "count_flops",
     "decide",
     "deploy",
     "expected_steps",
+    "from_pretrained",
     "log_stick_breaking",
     "map_loss",
     "models",
     "ponder_loss",
     "reinforce_loss",
+    "save_pretrained",
     "stick_breaking",
+    "summary",
     "svo",
+    "unadapt",
     "use_mode",
     "use_thresholds",
 ]

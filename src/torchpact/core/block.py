@@ -7,18 +7,19 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from torchpact.checks import check_count, check_number
+from torchpact.checks import check_count
 from torchpact.core import state
 from torchpact.core.callables import as_modules, is_gated, is_indexed
+from torchpact.core.collect import report
+from torchpact.core.halting_module import HaltingModule
 from torchpact.core.loop import HaltingLoop, advance, checked_logits
 from torchpact.core.modes import Mode, Relaxed, Thresholded, as_mode
 from torchpact.core.ponder import Ponder
-from torchpact.core.run_bounds import run_bounds_of
 from torchpact.core.state import State
-from torchpact.core.thresholds import Thresholds, as_thresholds
+from torchpact.core.thresholds import Thresholds
 
 
-class AdaptiveBlock(nn.Module):
+class AdaptiveBlock(HaltingModule):
     """Iterates ``u ← step(u)`` up to L times, and decides at each position when to stop.
 
     ``steps`` are L callables ``u -> u``, or a single one with ``max_steps=L`` that shares its
@@ -57,10 +58,8 @@ class AdaptiveBlock(nn.Module):
 
     """
 
-    details: bool
-    """Whether probabilities are kept where only decisions count; see :class:`use_mode`."""
-    bounds: tuple[float, ...] | None
-    """What logits must exceed in thresholded mode, if not its threshold; see :class:`use_thresholds`."""
+    mode: Mode
+    """What turns halting probabilities into decisions."""
 
     def __init__(
         self,
@@ -72,7 +71,6 @@ class AdaptiveBlock(nn.Module):
         name: str = "",
         price: float = 1.0,
     ) -> None:
-        super().__init__()
         step_list, shared_step = as_modules("steps", steps)
         head_list, shared_head = as_modules("halting", halting)
         if shared_step:
@@ -80,23 +78,21 @@ class AdaptiveBlock(nn.Module):
                 raise ValueError(
                     "expected max_steps=L with a single shared step, or a list of steps; got neither"
                 )
-            self.max_steps = check_count("max_steps", max_steps)
+            count = check_count("max_steps", max_steps)
         else:
-            self.max_steps = check_count("the number of steps", len(step_list))
-            if max_steps not in (None, self.max_steps):
+            count = check_count("the number of steps", len(step_list))
+            if max_steps not in (None, count):
                 raise ValueError(
-                    f"expected max_steps={self.max_steps} for a list of as many steps, got {max_steps}"
+                    f"expected max_steps={count} for a list of as many steps, got {max_steps}"
                 )
-        if not shared_head and self.max_steps - len(head_list) not in (0, 1):
+        if not shared_head and count - len(head_list) not in (0, 1):
             raise ValueError(
-                f"expected {self.max_steps - 1} or {self.max_steps} halting heads for "
-                f"{self.max_steps} steps, or a single shared one; got a list of {len(head_list)}"
+                f"expected {count - 1} or {count} halting heads for "
+                f"{count} steps, or a single shared one; got a list of {len(head_list)}"
             )
+        super().__init__(count, Relaxed() if mode is None else as_mode(mode), name, price)
         self.steps = nn.ModuleList(step_list)
         self.halting = nn.ModuleList(head_list)
-        self.mode = Relaxed() if mode is None else as_mode(mode)
-        self.details, self.bounds = True, None
-        self.name, self.price = name, check_number("price", price, 0, open_low=True, open_high=True)
 
     def extra_repr(self) -> str:
         """Return the settings for ``print(block)``."""
@@ -131,7 +127,7 @@ class AdaptiveBlock(nn.Module):
                 another mode.
 
         """
-        mode = self.mode if mode is None else as_mode(mode)
+        mode = self.present_mode if mode is None else as_mode(mode)
         keep = self.details or torch.is_grad_enabled() or not isinstance(mode, Thresholded)
         bounds = self.bounds_of(mode, thresholds)
         loop, u = self.iterate(u, context, named, mode=mode, bounds=bounds, keeps_logits=keep)
@@ -140,7 +136,9 @@ class AdaptiveBlock(nn.Module):
             weights = self.checked_weights(weights, ponder.steps)
         # not by _replace, which torch.compile of 2.11 cannot trace
         probs, steps, expected, cost, log_prob, *_ = ponder
-        return output, Ponder(probs, steps, expected, cost, log_prob, weights, self.name, self.price)
+        ponder = Ponder(probs, steps, expected, cost, log_prob, weights, self.name, self.price)
+        report(self, ponder)
+        return output, ponder
 
     def iterate(
         self,
@@ -246,27 +244,3 @@ class AdaptiveBlock(nn.Module):
             return first.new_zeros(state.per_example(first))
         logits: Tensor = heads[index if len(heads) > 1 else 0](u)
         return logits
-
-    def bounds_of(self, mode: Mode, thresholds: Thresholds | float | None) -> tuple[float, ...] | None:
-        """Return what logits must exceed in a run: as given or as set; None is the mode's own threshold."""
-        if thresholds is not None:
-            if not isinstance(mode, Thresholded):
-                raise ValueError(f"expected the mode thresholded with thresholds, got {mode}")
-            given = as_thresholds(thresholds)
-            named = isinstance(given.logits, Mapping) and self.name in given.logits
-            key = self.name if named else ""
-            return given.for_blocks({key: self.max_steps - 1})[key]
-        if not isinstance(mode, Thresholded):
-            return None
-        of_run = run_bounds_of(self)
-        return self.bounds if of_run is None else of_run
-
-    @staticmethod
-    def checked_weights(weights: Tensor, steps: Tensor) -> Tensor:
-        """Return weights, once they are seen to broadcast to the decisions."""
-        if not isinstance(weights, Tensor) or not state.broadcasts(weights, steps):
-            raise ValueError(
-                f"expected weights that broadcast to the decisions' {tuple(steps.shape)} without adding "
-                f"dimensions, got {state.shape_of(weights)}"
-            )
-        return weights

@@ -1,6 +1,6 @@
 """Modules that stay as they were made: on one device, in one precision, without gradients."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
 import torch
@@ -16,8 +16,12 @@ class FrozenModule(nn.Module):
 
     """
 
+    blocks: Mapping[str, Any]
+    """The adaptive blocks whose work it does, by their names in it."""
+
     def __init__(self, like: Tensor, kind: str = "network") -> None:
         super().__init__()
+        self.__dict__["blocks"] = {}  # not as submodules
         self.dtype, self.device, self.kind = like.dtype, like.device, kind
 
     def __reduce_ex__(self, protocol: object) -> NoReturn:

@@ -10,6 +10,7 @@ from torch import nn
 
 from torchpact.core.block import AdaptiveBlock
 from torchpact.core.frozen import FrozenModule
+from torchpact.core.halting_module import HaltingModule, halting_modules
 from torchpact.core.modes import Mode, as_mode
 from torchpact.core.thresholds import Thresholds, as_thresholds
 
@@ -40,24 +41,24 @@ class _Override:
     statement around it.
     """
 
-    _chains: ClassVar[WeakKeyDictionary[AdaptiveBlock, tuple[tuple[Any, ...], list[_Setting]]]]
+    _chains: ClassVar[WeakKeyDictionary[HaltingModule, tuple[tuple[Any, ...], list[_Setting]]]]
     """What each block had before all settings, and these, the latest last."""
 
     def __init_subclass__(cls) -> None:
         cls._chains = WeakKeyDictionary()
 
-    def __init__(self, model: nn.Module, wanted: Mapping[AdaptiveBlock, tuple[Any, ...]]) -> None:
+    def __init__(self, model: nn.Module, wanted: Mapping[HaltingModule, tuple[Any, ...]]) -> None:
         self._model, self._wanted = model, dict(wanted)
         self._depth = 0
         with _LOCK:
             self._set(entered=False)
 
     @staticmethod
-    def _read(block: AdaptiveBlock) -> tuple[Any, ...]:
+    def _read(block: HaltingModule) -> tuple[Any, ...]:
         raise NotImplementedError
 
     @staticmethod
-    def _write(block: AdaptiveBlock, values: tuple[Any, ...]) -> None:
+    def _write(block: HaltingModule, values: tuple[Any, ...]) -> None:
         raise NotImplementedError
 
     def _set(self, entered: bool) -> None:
@@ -67,7 +68,7 @@ class _Override:
             self._chains[block] = base, [*others, _Setting(self, values, entered)]
             self._write(block, values)
 
-    def _chain(self, block: AdaptiveBlock) -> tuple[tuple[Any, ...], list[_Setting]]:
+    def _chain(self, block: HaltingModule) -> tuple[tuple[Any, ...], list[_Setting]]:
         found = self._read(block)
         base, settings = self._chains.get(block, (found, []))
         if settings and not any(each.open for each in settings):
@@ -104,7 +105,7 @@ class _Override:
                 for block in self._wanted:
                     self._end(block)
 
-    def _end(self, block: AdaptiveBlock) -> None:
+    def _end(self, block: HaltingModule) -> None:
         base, settings = self._chain(block)
         start = next(i for i, each in enumerate(settings) if each.owner() is self)
         end = start + 1
@@ -126,14 +127,14 @@ class use_mode(_Override):
 
     Args:
         model: The network.
-        mode: A mode, or its name.
+        mode: A mode, or its name; None for networks that follow ``train()`` and ``eval()``, as adapted ones do.
         details: Whether probabilities are kept where only decisions count.
 
     Raises:
         ValueError: The mode is unknown, or the model is a deployed one.
 
     Example:
-        >>> block = AdaptiveBlock(nn.Tanh(), nn.Linear(8, 1), max_steps=3)
+        >>> block = tp.AdaptiveBlock(nn.Tanh(), nn.Linear(8, 1), max_steps=3)
         >>> with use_mode(block, "thresholded"):
         ...     block.mode
         Thresholded(threshold=0.5)
@@ -142,18 +143,19 @@ class use_mode(_Override):
 
     """
 
-    def __init__(self, model: nn.Module, mode: Mode | str, *, details: bool = True) -> None:
-        wanted = (as_mode(mode), details)
-        super().__init__(
-            model, dict.fromkeys(_blocks(model, "deploy the model again, in another mode").values(), wanted)
-        )
+    def __init__(self, model: nn.Module, mode: Mode | str | None, *, details: bool = True) -> None:
+        blocks = _blocks(model, "deploy the model again, in another mode").values()
+        if mode is None and any(isinstance(block, AdaptiveBlock) for block in blocks):
+            raise ValueError("expected a mode for adaptive blocks, which do not follow train() and eval()")
+        wanted = (None if mode is None else as_mode(mode), details)
+        super().__init__(model, dict.fromkeys(blocks, wanted))
 
     @staticmethod
-    def _read(block: AdaptiveBlock) -> tuple[Any, ...]:
+    def _read(block: HaltingModule) -> tuple[Any, ...]:
         return block.mode, block.details
 
     @staticmethod
-    def _write(block: AdaptiveBlock, values: tuple[Any, ...]) -> None:
+    def _write(block: HaltingModule, values: tuple[Any, ...]) -> None:
         block.mode, block.details = values
 
 
@@ -171,7 +173,7 @@ class use_thresholds(_Override):
         ValueError: They are not for the blocks of this network.
 
     Example:
-        >>> block = AdaptiveBlock(nn.Tanh(), nn.Linear(8, 1), max_steps=3, mode="thresholded")
+        >>> block = tp.AdaptiveBlock(nn.Tanh(), nn.Linear(8, 1), max_steps=3, mode="thresholded")
         >>> with use_thresholds(block, tp.Thresholds("never")), torch.no_grad():
         ...     block(torch.randn(2, 8))[1].steps.flatten()
         tensor([3, 3])
@@ -187,16 +189,16 @@ class use_thresholds(_Override):
         super().__init__(model, {block: (bounds[name],) for name, block in blocks.items()})
 
     @staticmethod
-    def _read(block: AdaptiveBlock) -> tuple[Any, ...]:
+    def _read(block: HaltingModule) -> tuple[Any, ...]:
         return (block.bounds,)
 
     @staticmethod
-    def _write(block: AdaptiveBlock, values: tuple[Any, ...]) -> None:
+    def _write(block: HaltingModule, values: tuple[Any, ...]) -> None:
         (block.bounds,) = values
 
 
-def _blocks(model: nn.Module, what: str) -> dict[str, AdaptiveBlock]:
+def _blocks(model: nn.Module, what: str) -> dict[str, HaltingModule]:
     """Return the adaptive blocks of a model by name."""
     if any(isinstance(module, FrozenModule) for module in model.modules()):
         raise ValueError(f"expected a model, got what is deployed: {what}")
-    return {name: module for name, module in model.named_modules() if isinstance(module, AdaptiveBlock)}
+    return halting_modules(model)

@@ -5,7 +5,7 @@ providers (:func:`register_step` and the like); engines and FLOPs read only them
 networks.
 
 Steps      ConvUnit, AttentionLayer, PositionwiseResidual, RecurrentCell, Opaque
-Heads      ConvHead, LinearHead, NeverHead, Opaque
+Heads      ConvHead, LinearHead, RowHead, NeverHead, Opaque
 Wholes     BlockSpec, NetworkSpec
 Providers  register_step, register_head, register_block, register_network; block_spec, network_spec
 Prices     register_price, price_of: what a step of one's own costs
@@ -20,7 +20,7 @@ from torchpact.specs.gated import (
     register_gated,
     run_gated,
 )
-from torchpact.specs.heads import ConvHead, HeadSpec, LinearHead, NeverHead
+from torchpact.specs.heads import ConvHead, HeadSpec, LinearHead, NeverHead, RowHead
 from torchpact.specs.prices import price_of, register_price
 from torchpact.specs.providers import (
     block_spec,
@@ -56,6 +56,7 @@ __all__ = [
     "Opaque",
     "PositionwiseResidual",
     "RecurrentCell",
+    "RowHead",
     "StepSpec",
     "block_spec",
     "dense_execution",

@@ -41,10 +41,21 @@ class LinearHead:
 
 
 @dataclass(frozen=True, eq=False)
+class RowHead:
+    """The logits w·u + b of states whose positions are rows, of normalised ones if ``normalized``."""
+
+    weight: Tensor
+    bias: Tensor | None
+    normalized: bool
+    """Whether each row is normalised first: less its mean, over its standard deviation."""
+    module: Any
+
+
+@dataclass(frozen=True, eq=False)
 class NeverHead:
     """A head whose logits are −∞."""
 
     module: Any
 
 
-HeadSpec = ConvHead | LinearHead | NeverHead | Opaque
+HeadSpec = ConvHead | LinearHead | RowHead | NeverHead | Opaque

@@ -28,8 +28,11 @@ _BLOCKS: dict[type[nn.Module], Callable[[Any], BlockSpec]] = {}
 _NETWORKS: dict[type[nn.Module], Callable[[Any], NetworkSpec]] = {}
 
 
-def register_step(kind: type[nn.Module]) -> Callable[[F], F]:
+def register_step(kind: type[nn.Module] | str) -> Callable[[F], F]:
     """Register what tells the specs of steps of a class; used as a decorator of a function of the module.
+
+    Args:
+        kind: The class, or its qualified name ``package.module.Class`` where its package may not be installed.
 
     Example:
         >>> class Twice(nn.Module):
@@ -95,7 +98,8 @@ def _asked(table: dict[Any, Any], module: nn.Module, name: str, hooks: bool = Fa
     """Return the spec of a module; of one that is watched or changed only that it can be called."""
     held = unwrapped(module)
     is_function = callable(held) and not isinstance(held, nn.Module)
-    provider = table.get(type(held)) or (table.get(held) if is_function else None)
+    qualified = f"{type(held).__module__}.{type(held).__qualname__}"
+    provider = table.get(type(held)) or table.get(qualified) or (table.get(held) if is_function else None)
     if provider is None:
         return Opaque(module)
     if not hooks and is_watched(*module.modules()):

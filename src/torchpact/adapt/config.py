@@ -1,0 +1,84 @@
+"""What was made adaptive, and how: a record that is written as JSON and read again."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any
+
+FORMAT = 1
+"""The version of the record."""
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """A run of layers that was made adaptive."""
+
+    name: str
+    """The name of the run in the network."""
+    layers: int
+    """How many layers it has."""
+    per: str
+    """For what it decides: "token", "example" or "pixel"."""
+    width: int
+    """The features of its state."""
+
+
+@dataclass(frozen=True)
+class AdaptConfig:
+    """What :func:`~torchpact.adapt` did to a network; ``AdaptConfig.from_json(config.to_json())`` is the same.
+
+    Example:
+        >>> config = AdaptConfig(runs=(RunConfig("encoder.layer", 6, "token", 384),))
+        >>> AdaptConfig.from_json(config.to_json()) == config
+        True
+
+    """
+
+    runs: tuple[RunConfig, ...] = ()
+    bias: float = -5.0
+    """The bias of the heads at the start."""
+    heads: str = "linear"
+    """"linear", or the name of the user's own factory, which loading needs again."""
+    frozen: bool = False
+    """Whether the heads alone are trained."""
+    format: int = field(default=FORMAT)
+
+    def to_json(self) -> str:
+        """Return the record as JSON."""
+        return json.dumps(asdict(self), indent=2)
+
+    @classmethod
+    def from_json(cls, text: str) -> "AdaptConfig":
+        """Return the record that JSON holds.
+
+        Args:
+            text: As :meth:`to_json` gives it.
+
+        Raises:
+            ValueError: It is not such a record, or of a later version.
+
+        """
+        try:
+            given = json.loads(text)
+        except ValueError as error:
+            raise ValueError(f"expected an AdaptConfig as JSON, got what is none: {error}") from None
+        if not isinstance(given, Mapping) or not isinstance(given.get("runs"), list):
+            raise ValueError('expected an AdaptConfig as JSON with a list "runs", got another record')
+        if given.get("format", FORMAT) != FORMAT:
+            raise ValueError(f"expected an AdaptConfig of format {FORMAT}, got {given['format']!r:.20}")
+        kinds: dict[str, Any] = {"bias": float | int, "heads": str, "frozen": bool, "format": int}
+        known = {name: given[name] for name in kinds if name in given}
+        for name, value in known.items():
+            if not isinstance(value, kinds[name]):
+                raise ValueError(f"expected {name!r} of an AdaptConfig to fit, got {value!r:.40}")
+        return cls(runs=tuple(_run(each) for each in given["runs"]), **known)
+
+
+def _run(given: Any) -> RunConfig:
+    kinds = {"name": str, "layers": int, "per": str, "width": int}
+    if not isinstance(given, Mapping):
+        raise ValueError(f"expected a run of an AdaptConfig as an object, got {given!r:.40}")
+    wrong = [name for name, kind in kinds.items() if not isinstance(given.get(name), kind)]
+    if wrong:
+        raise ValueError(f"expected a run of an AdaptConfig with {wrong[0]!r}, got {dict(given)!r:.80}")
+    return RunConfig(**{each.name: given[each.name] for each in fields(RunConfig)})

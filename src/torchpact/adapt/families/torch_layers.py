@@ -1,0 +1,15 @@
+"""The layers of ``torch.nn``."""
+
+from torchpact.adapt.families.registry import Family, register_family
+
+register_family(
+    Family(
+        "torch.nn",
+        layers=(
+            "torch.nn.modules.transformer.TransformerEncoderLayer",
+            "torchpact.nn.transformer.TransformerUnit",
+        ),
+        width=lambda layer: int(layer.self_attn.embed_dim),
+        batch_dim=lambda layer: 0 if layer.self_attn.batch_first else 1,
+    )
+)

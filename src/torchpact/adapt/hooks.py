@@ -1,0 +1,66 @@
+"""Installing and removing the hooks by which a network's own layers drive a halting loop."""
+
+import inspect
+from collections.abc import Iterable
+from typing import Any
+
+from torch import nn
+
+from torchpact.adapt.find import FoundRun, ancestors
+from torchpact.core.layer_run import LayerHook, LayerRun, ScopeHook
+
+MASKS = {"attention_mask": False, "src_key_padding_mask": True}
+"""The arguments that tell padding, and whether they are true where it is."""
+
+
+def install(net: nn.Module, pairs: Iterable[tuple[FoundRun, LayerRun]]) -> None:
+    """Register the hooks of runs: one on each layer, and two on each module from the network to them.
+
+    Args:
+        net: The network.
+        pairs: What was found, and the run that it became.
+
+    """
+    owned: dict[str, tuple[nn.Module, list[LayerRun]]] = {}
+    for found, run in pairs:
+        for name, module in ancestors(net, found.owner):
+            runs = owned.setdefault(name, (module, []))[1]
+            if name == found.owner:
+                runs.append(run)
+        repeated = len({id(layer) for layer in found.layers}) < len(found.layers)
+        for index, layer in enumerate({id(layer): layer for layer in found.layers}.values()):
+            hook = LayerHook(run, None if repeated else index)
+            layer.register_forward_hook(hook, prepend=True, with_kwargs=True)
+    for module, runs in owned.values():
+        name, place = _mask_of(module)
+        scope = ScopeHook(runs, None if name is None else (name, place), MASKS.get(name or "", False))
+        module.register_forward_pre_hook(scope.enter, prepend=True, with_kwargs=True)
+        module.register_forward_hook(scope.leave, always_call=True)
+
+
+def remove(net: nn.Module) -> None:
+    """Remove all hooks that :func:`install` has registered on a network, or on what it was copied from."""
+    for module in net.modules():
+        for hooks, extras in (
+            (module._forward_hooks, (module._forward_hooks_with_kwargs, module._forward_hooks_always_called)),
+            (module._forward_pre_hooks, (module._forward_pre_hooks_with_kwargs,)),
+        ):
+            for key, hook in [*hooks.items()]:
+                if is_ours(hook):
+                    del hooks[key]
+                    for extra in extras:
+                        extra.pop(key, None)
+
+
+def is_ours(hook: Any) -> bool:
+    """Whether a hook is one that :func:`install` registers."""
+    return isinstance(hook, LayerHook) or isinstance(getattr(hook, "__self__", None), ScopeHook)
+
+
+def _mask_of(module: nn.Module) -> tuple[str | None, int]:
+    """Return the name of the argument of a module that tells padding, and its place; None if it has none."""
+    try:
+        names = [*inspect.signature(module.forward).parameters]
+    except (TypeError, ValueError):
+        return None, -1
+    return next(((name, names.index(name)) for name in MASKS if name in names), (None, -1))

@@ -1,0 +1,32 @@
+"""The network within what users hold: a module itself, a pipeline, or an object with a model in it."""
+
+from typing import Any
+
+from torch import nn
+
+
+def inner_network(holder: Any) -> nn.Module:
+    """Return the network in an object: itself, the one that torch.compile was given, or its ``model``.
+
+    Args:
+        holder: A module, or an object with a module in its attribute ``model``, such as a pipeline.
+
+    Raises:
+        TypeError: There is none.
+
+    Example:
+        >>> class Pipeline:
+        ...     model = nn.Sequential(nn.Tanh())
+        >>> inner_network(Pipeline())
+        Sequential(
+          (0): Tanh()
+        )
+
+    """
+    if isinstance(holder, nn.Module):
+        inner = getattr(holder, "_orig_mod", holder)
+        return inner if isinstance(inner, nn.Module) else holder
+    model = getattr(holder, "model", None)
+    if isinstance(model, nn.Module):
+        return model
+    raise TypeError(f"expected a network, or an object with one as its model, got a {type(holder).__name__}")

@@ -1,0 +1,203 @@
+"""Adapted networks in folders: the backbone in its usual files, and what was added in two files beside it."""
+
+import importlib
+import inspect
+import json
+import os
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file, load_model, save_file, save_model
+from torch import Tensor, nn
+
+from torchpact.adapt.adapting import NAME, Heads, adaptation_of, adapt
+from torchpact.adapt.config import AdaptConfig
+from torchpact.adapt.network import inner_network
+from torchpact.checks import one_line
+from torchpact.core.layer_run import LayerRun
+from torchpact.core.thresholds import Thresholds
+
+HEADS, RECORD, BACKBONE = "torchpact.safetensors", "torchpact.json", "model.safetensors"
+
+
+def save_pretrained(net: Any, folder: str | Path) -> None:
+    """Write an adapted network to a folder.
+
+    The backbone, as it is now, goes into the files that its own ``save_pretrained`` writes, which plain
+    ``AutoModel.from_pretrained(folder)`` reads; a network without one into ``model.safetensors``. Heads are in
+    ``torchpact.safetensors``; what was adapted, and thresholds that were set, in ``torchpact.json``. Files
+    that the folder has besides stay.
+
+    Args:
+        net: What :func:`~torchpact.adapt` returned.
+        folder: Where to write; it is made if it is not there.
+
+    Raises:
+        ValueError: The network is not adapted.
+
+    Example:
+        >>> import tempfile
+        >>> def network():
+        ...     layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
+        ...     return nn.TransformerEncoder(layer, 4, enable_nested_tensor=False)
+        >>> net = tp.adapt(network()).eval()
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     tp.save_pretrained(net, folder)
+        ...     again = tp.from_pretrained(folder, net=network()).eval()
+        >>> x = torch.randn(2, 5, 16)
+        >>> torch.equal(net(x), again(x))
+        True
+
+    """
+    root = inner_network(net)
+    adaptation = adaptation_of(root)
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as name:
+        written = Path(name)
+        _save_backbone(net, root, written)
+        heads = {key: value.detach().contiguous() for key, value in adaptation.state_dict().items()}
+        save_file(heads, written / HEADS)
+        record = {"adapt": json.loads(adaptation.config.to_json()), "bounds": _bounds(adaptation.runs)}
+        (written / RECORD).write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+        for path in sorted(written.rglob("*")):
+            if path.is_file():
+                target = folder / path.relative_to(written)
+                target.parent.mkdir(parents=True, exist_ok=True)
+                os.replace(path, target)
+
+
+def from_pretrained(
+    folder: str | Path, *, net: nn.Module | None = None, heads: Heads | None = None, **options: Any
+) -> Any:
+    """Return the adapted network of a folder, in evaluation.
+
+    Reads what :func:`save_pretrained` wrote, and checkpoints of a Hugging Face ``Trainer`` of an adapted
+    network. Nothing in the folder is run or unpickled.
+
+    Args:
+        folder: Where it is.
+        net: A network of the same architecture to load into, for networks that are not Hugging Face's.
+        heads: Makes the heads, where the network was adapted with ``heads`` of one's own.
+        options: For ``from_pretrained`` of the network's class, such as ``dtype``.
+
+    Raises:
+        FileNotFoundError: The folder has no such network.
+        ValueError: Its files do not fit each other, or are damaged.
+
+    """
+    folder = Path(folder)
+    record_file, heads_file = folder / RECORD, folder / HEADS
+    if not record_file.is_file():
+        return _from_checkpoint(folder, heads, options)
+    record = _json(record_file)
+    if not isinstance(record, dict) or "adapt" not in record:
+        raise ValueError(f'expected a record with "adapt" in {record_file}, got another')
+    config = AdaptConfig.from_json(json.dumps(record["adapt"]))
+    if net is None:
+        net = _transformers_class(folder).from_pretrained(folder, **options)
+    else:
+        try:
+            load_model(net, folder / BACKBONE, strict=True)
+        except (RuntimeError, SafetensorError, OSError) as error:
+            raise ValueError(f"expected weights of a {type(net).__name__} in {folder}: {one_line(error)}") from None
+    again = _adapted(net, config, heads)
+    try:
+        adaptation_of(again).load_state_dict(load_file(heads_file), strict=True)
+    except (RuntimeError, SafetensorError, OSError) as error:
+        raise ValueError(f"expected the heads of this network in {heads_file}: {one_line(error)}") from None
+    _set_bounds(adaptation_of(again).runs, record.get("bounds", {}))
+    return again.eval()
+
+
+def _save_backbone(net: Any, root: nn.Module, folder: Path) -> None:
+    own = {key: value for key, value in root.state_dict().items() if not key.startswith(f"{NAME}.")}
+    save = getattr(root, "save_pretrained", None)
+    if save is not None:
+        takes = "state_dict" in inspect.signature(save).parameters
+        save(str(folder), **({"state_dict": own} if takes else {}))
+        return
+    adaptation = root._modules.pop(NAME)
+    try:
+        save_model(root, str(folder / BACKBONE))
+    finally:
+        root.add_module(NAME, adaptation)
+
+
+def _from_checkpoint(folder: Path, heads: Heads | None, options: Mapping[str, Any]) -> Any:
+    """Load a checkpoint whose weights hold those of heads, too, as a trainer writes it."""
+    file = folder / "config.json"
+    config = _json(file) if file.is_file() else {}
+    if not isinstance(config, dict) or NAME not in config:
+        raise FileNotFoundError(f"expected {RECORD}, or a config.json of an adapted network, in {folder}")
+    if not (folder / BACKBONE).is_file():
+        raise FileNotFoundError(f"expected {BACKBONE} in {folder}")
+    kind = _transformers_class(folder)
+    net = kind(kind.config_class.from_pretrained(folder, **options))
+    again = _adapted(net, AdaptConfig.from_json(json.dumps(config[NAME])), heads)
+    weights: dict[str, Tensor] = load_file(folder / BACKBONE)
+    missing, unexpected = again.load_state_dict(weights, strict=False)
+    again.tie_weights()
+    tied = set(getattr(again, "_tied_weights_keys", None) or ())
+    missing = [key for key in missing if key not in tied]
+    if missing or unexpected:
+        raise ValueError(f"expected the weights of this network in {folder}; got {[*missing, *unexpected][0]!r} amiss")
+    return again.eval()
+
+
+def _adapted(net: Any, config: AdaptConfig, heads: Heads | None) -> Any:
+    if config.heads != "linear" and heads is None:
+        raise ValueError(f"expected heads=, which made the heads of this network ({config.heads})")
+    names, pers = [run.name for run in config.runs], {run.per for run in config.runs}
+    if len(pers) != 1:
+        pers = {None}
+    return adapt(
+        net, where=names, per=pers.pop(), heads=heads, bias=config.bias, frozen=config.frozen
+    )
+
+
+def _transformers_class(folder: Path) -> Any:
+    """Return the class of Hugging Face's that a folder's configuration names."""
+    config = _json(folder / "config.json") if (folder / "config.json").is_file() else {}
+    names = config.get("architectures") if isinstance(config, dict) else None
+    if not names:
+        raise ValueError(f"expected a config.json with the network's class in {folder}; pass net= for others")
+    try:
+        transformers = importlib.import_module("transformers")
+    except ImportError:
+        raise ValueError("expected the package transformers to be installed: pip install transformers") from None
+    kind = getattr(transformers, str(names[0]), None)
+    if not isinstance(kind, type) or not hasattr(kind, "from_pretrained"):
+        raise ValueError(f"expected a class of transformers in {folder}, got {names[0]!r:.80}")
+    return kind
+
+
+def _json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"expected JSON in {path}: {one_line(error):.200}") from None
+
+
+def _bounds(runs: nn.ModuleList) -> dict[str, list[float | str]]:
+    """Return the thresholds that are set on runs, with words for the two ends, which JSON has no numbers for."""
+    found: dict[str, list[float | str]] = {}
+    for run in runs:
+        assert isinstance(run, LayerRun)
+        if run.bounds is not None:
+            words = {float("inf"): "never", -float("inf"): "always"}
+            found[run.name] = [words.get(bound, bound) for bound in run.bounds]
+    return found
+
+
+def _set_bounds(runs: nn.ModuleList, given: Any) -> None:
+    if not isinstance(given, Mapping):
+        raise ValueError('expected "bounds" by the names of runs, got another record')
+    for run in runs:
+        assert isinstance(run, LayerRun)
+        if run.name in given:
+            run.bounds = Thresholds(dict(given)).for_block(0, run.name, run.max_steps - 1)
+

@@ -1,0 +1,210 @@
+"""Collecting ponders: what the blocks of a network did, beside what the network returns."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from torchpact.core.ponder import Ponder, mean_over_positions
+
+if TYPE_CHECKING:
+    from torchpact.core.halting_module import HaltingModule
+
+
+class Ponders(list[Ponder]):
+    """What the blocks of a network did: a list of :class:`~torchpact.Ponder`, in the order in which they ran.
+
+    Sums of it treat several calls of a block as one call with more examples.
+
+    Example:
+        >>> net = nn.Sequential(nn.Linear(4, 8), tp.AdaptiveBlock(nn.Tanh(), nn.Linear(8, 1), max_steps=3))
+        >>> with tp.collect(net) as ponders:
+        ...     output, ponder = net(torch.randn(5, 4))
+        >>> len(ponders), ponders[0].name, torch.equal(ponders[0].steps, ponder.steps)
+        (1, '1', True)
+
+    """
+
+    @property
+    def by_block(self) -> dict[str, "Ponders"]:
+        """The ponders of each block, by its name."""
+        found: dict[str, Ponders] = {}
+        for ponder in self:
+            found.setdefault(ponder.name, Ponders()).append(ponder)
+        return found
+
+    @property
+    def cost(self) -> Tensor:
+        """The cost of an example, summed over blocks: a differentiable scalar.
+
+        Within an example the cost of a block is averaged over its positions, as they weigh.
+        """
+        return self._sum("cost")
+
+    @property
+    def steps(self) -> Tensor:
+        """The steps that an example ran, averaged over its positions and summed over blocks: a scalar."""
+        return self._sum("steps")
+
+    def _sum(self, field: str) -> Tensor:
+        if not self:
+            raise ValueError("expected the ponders of at least one call, got none")
+        total: Tensor | None = None
+        for ponders in self.by_block.values():
+            each = torch.cat([_by_example(getattr(ponder, field), ponder) for ponder in ponders])
+            mean = each.sum() / max(len(each), 1)
+            total = mean if total is None else total + mean
+        assert total is not None
+        return total
+
+    def table(self) -> str:
+        """Return a table with a line for each block: its calls, steps, cost, and how positions are spread.
+
+        Example:
+            >>> block = tp.AdaptiveBlock(nn.Tanh(), nn.Linear(8, 1), max_steps=3, mode="thresholded")
+            >>> with tp.collect(block) as ponders, torch.no_grad():
+            ...     output, ponder = block(torch.zeros(5, 8), thresholds=tp.Thresholds("never"))
+            >>> print(ponders.table())
+            block  calls  steps  of  cost  positions that halt after step 1, 2, …
+            -          1   3.00   3  3.00  0% 0% 100%
+
+        """
+        rows = [("block", "calls", "steps", "of", "cost", "positions that halt after step 1, 2, …")]
+        for name, ponders in self.by_block.items():
+            count = len(ponders[0].probs)
+            steps = torch.cat([_by_example(ponder.steps, ponder) for ponder in ponders])
+            cost = torch.cat([_by_example(ponder.cost.detach(), ponder) for ponder in ponders])
+            shares = " ".join(f"{share:.0%}" for share in _spread(ponders, count))
+            mean, price = (float(x.sum() / max(len(x), 1)) for x in (steps, cost))
+            rows.append((name or "-", str(len(ponders)), f"{mean:.2f}", str(count), f"{price:.2f}", shares))
+        widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]) - 1)]
+        lines = []
+        for row in rows:
+            cells = [row[0].ljust(widths[0]), *map(str.rjust, row[1:-1], widths[1:]), row[-1]]
+            lines.append("  ".join(cells))
+        return "\n".join(lines)
+
+
+def _by_example(values: Tensor, ponder: Ponder) -> Tensor:
+    return mean_over_positions(values.to(torch.promote_types(values.dtype, torch.float32)), ponder.weights)
+
+
+def _spread(ponders: Ponders, count: int) -> list[float]:
+    """Return the share of positions, as they weigh, that ran 1, 2, … steps."""
+    total = torch.zeros(count)
+    for ponder in ponders:
+        weights = 1.0 if ponder.weights is None else ponder.weights
+        own = torch.as_tensor(weights, dtype=torch.float32, device=ponder.steps.device)
+        index, each = (ponder.steps - 1).flatten().cpu(), own.expand(ponder.steps.shape).flatten().cpu()
+        total.index_add_(0, index, each)
+    shares: list[float] = (total / total.sum().clamp(min=torch.finfo(total.dtype).tiny)).tolist()
+    return shares
+
+
+class Collector:
+    """Gathers the ponders of some blocks while it is active.
+
+    Args:
+        names: The blocks, and what they are called where they have no name of their own.
+
+    """
+
+    def __init__(self, names: Mapping["HaltingModule", str]) -> None:
+        self.names, self.ponders = names, Ponders()
+
+    def add(self, block: "HaltingModule", ponder: Ponder) -> None:
+        """Add what a block did, if it is one of these."""
+        if block in self.names:
+            probs, steps, expected, cost, log_prob, weights, name, price = ponder
+            name = name or self.names[block]
+            # not by _replace, which torch.compile of 2.11 cannot trace
+            self.ponders.append(Ponder(probs, steps, expected, cost, log_prob, weights, name, price))
+
+
+Collectors = tuple[Collector, ...]
+_ACTIVE: ContextVar[Collectors] = ContextVar("collectors", default=())
+# torch.compile does not trace context variables: what is compiled sees the collectors of all threads
+_OF_ALL_THREADS: list[Collector] = []
+
+
+def active_collectors() -> Collectors:
+    """Return what gathers ponders in this thread now; nothing does in a recomputation during backward."""
+    if torch.compiler.is_compiling():
+        return tuple(_OF_ALL_THREADS)
+    active = _ACTIVE.get()
+    # activation checkpointing calls blocks again in backward, and their ponders were gathered already
+    return () if active and torch._C._current_graph_task_id() != -1 else active
+
+
+def report(block: "HaltingModule", ponder: Ponder, collectors: Collectors | None = None) -> None:
+    """Hand over what a block did.
+
+    Args:
+        block: The block.
+        ponder: What it did.
+        collectors: Those that were active when the block was entered; by default those that are active now.
+
+    """
+    for collector in active_collectors() if collectors is None else collectors:
+        collector.add(block, ponder)
+
+
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """Let no collector see the calls that this thread makes within."""
+    token = _ACTIVE.set(())
+    try:
+        yield
+    finally:
+        _ACTIVE.reset(token)
+
+
+class collect:
+    """Collect the ponders of the calls of a network: ``with tp.collect(net) as ponders: out = net(x)``.
+
+    It sees the calls that this thread makes within the ``with`` statement, of all adaptive blocks below the
+    network: those of an adapted network, :class:`~torchpact.AdaptiveBlock`, recurrent layers, and those of a
+    deployed network. Each call of a block adds one ponder when it ends. A block that activation
+    checkpointing computes again in backward is not counted twice. Statements may be nested.
+
+    Under ``torch.compile`` a compiled network adds to the collectors of all threads; begin the ``with``
+    statement outside of the compiled function.
+
+    Args:
+        model: The network, adaptive or deployed.
+
+    Raises:
+        TypeError: The model is not a module.
+        ValueError: It has no adaptive blocks.
+
+    Example:
+        >>> net = tp.models.psact_resnet32().eval()
+        >>> with tp.collect(net) as ponders, torch.no_grad():
+        ...     output = net(torch.randn(2, 3, 32, 32))
+        >>> [ponder.name for ponder in ponders]
+        ['blocks.0', 'blocks.1', 'blocks.2']
+
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        from torchpact.core.halting_module import halting_modules
+
+        found = halting_modules(model)
+        if not found:
+            raise ValueError(
+                f"expected a network with adaptive blocks, got {type(model).__name__} without any: "
+                "tp.adapt makes its layers adaptive"
+            )
+        self._collector = Collector({block: name for name, block in found.items()})
+
+    def __enter__(self) -> Ponders:
+        self._token = _ACTIVE.set((*_ACTIVE.get(), self._collector))
+        _OF_ALL_THREADS.append(self._collector)
+        return self._collector.ponders
+
+    def __exit__(self, *_: object) -> None:
+        _OF_ALL_THREADS.remove(self._collector)
+        _ACTIVE.reset(self._token)

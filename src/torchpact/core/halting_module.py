@@ -1,0 +1,107 @@
+"""The base of what halts: modules with heads, a mode, thresholds, a name and a price."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor, nn
+
+from torchpact.checks import check_number
+from torchpact.core import state
+from torchpact.core.frozen import FrozenModule
+from torchpact.core.modes import Mode, Relaxed, Thresholded
+from torchpact.core.run_bounds import run_bounds_of
+from torchpact.core.thresholds import Thresholds, as_thresholds
+
+
+class HaltingModule(nn.Module):
+    """A part of a network that decides when its positions halt: it has heads, and drives a halting loop.
+
+    :class:`~torchpact.use_mode`, :class:`~torchpact.use_thresholds`, :class:`~torchpact.collect`,
+    :func:`~torchpact.count_flops` and :func:`~torchpact.deploy` find the modules of this class in a network.
+
+    Args:
+        max_steps: L.
+        mode: What decides; None follows ``train()`` and ``eval()``: relaxed and thresholded.
+        name: What it is called in ponders and errors.
+        price: What a step costs, relative to those of other blocks.
+
+    Raises:
+        ValueError: The price is not a positive number.
+
+    """
+
+    mode: Any
+    """What turns halting probabilities into decisions; None follows ``train()`` and ``eval()``."""
+    details: bool
+    """Whether probabilities are kept where only decisions count; see :class:`~torchpact.use_mode`."""
+    bounds: tuple[float, ...] | None
+    """What logits must exceed in thresholded mode, if not its threshold; see
+    :class:`~torchpact.use_thresholds`."""
+
+    def __init__(self, max_steps: int, mode: Mode | None, name: str = "", price: float = 1.0) -> None:
+        super().__init__()
+        self.max_steps, self.mode = max_steps, mode
+        self.details, self.bounds = True, None
+        self.name, self.price = name, check_number("price", price, 0, open_low=True, open_high=True)
+
+    @property
+    def present_mode(self) -> Mode:
+        """The mode of a run that begins now."""
+        if self.mode is not None:
+            return self.mode  # type: ignore[no-any-return]
+        return Relaxed() if self.training else Thresholded()
+
+    def name_within(self, path: str) -> str:
+        """Return its name in a network that has it at ``path``."""
+        return path
+
+    def bounds_of(self, mode: Mode, thresholds: Thresholds | float | None) -> tuple[float, ...] | None:
+        """Return what logits must exceed in a run: as given or as set; None is the mode's own threshold."""
+        if thresholds is not None:
+            if not isinstance(mode, Thresholded):
+                raise ValueError(f"expected the mode thresholded with thresholds, got {mode}")
+            given = as_thresholds(thresholds)
+            named = isinstance(given.logits, Mapping) and self.name in given.logits
+            key = self.name if named else ""
+            return given.for_blocks({key: self.max_steps - 1})[key]
+        if not isinstance(mode, Thresholded):
+            return None
+        of_run = run_bounds_of(self)
+        return self.bounds if of_run is None else of_run
+
+    @staticmethod
+    def checked_weights(weights: Tensor, steps: Tensor) -> Tensor:
+        """Return weights, once they are seen to broadcast to the decisions."""
+        if not isinstance(weights, Tensor) or not state.broadcasts(weights, steps):
+            raise ValueError(
+                f"expected weights that broadcast to the decisions' {tuple(steps.shape)} without adding "
+                f"dimensions, got {state.shape_of(weights)}"
+            )
+        return weights
+
+
+def halting_modules(model: nn.Module) -> dict[str, HaltingModule]:
+    """Return the adaptive parts of a network, or of a deployed one, by name.
+
+    The name is that in ``named_modules``; of a run of layers that was made adaptive it is the run's own.
+
+    Args:
+        model: Any network.
+
+    Raises:
+        TypeError: It is not a module.
+
+    Example:
+        >>> [*halting_modules(tp.models.psact_resnet32())]
+        ['blocks.0', 'blocks.1', 'blocks.2']
+
+    """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"expected an nn.Module, got a {type(model).__name__}")
+    found: dict[str, HaltingModule] = {}
+    for name, module in model.named_modules():
+        if isinstance(module, HaltingModule):
+            found[module.name_within(name)] = module
+        elif isinstance(module, FrozenModule):
+            found |= {".".join(filter(None, (name, own))): each for own, each in module.blocks.items()}
+    return found
