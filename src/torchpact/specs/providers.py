@@ -32,7 +32,7 @@ def register_step(kind: type[nn.Module] | str) -> Callable[[F], F]:
     """Register what tells the specs of steps of a class; used as a decorator of a function of the module.
 
     Args:
-        kind: The class, or its qualified name ``package.module.Class`` where its package may not be installed.
+        kind: The class, or its qualified name ``package.module.Class``, where it is not to be imported.
 
     Example:
         >>> class Twice(nn.Module):
