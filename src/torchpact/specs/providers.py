@@ -16,6 +16,8 @@ from torch import nn
 from torchpact.checks import one_line
 from torchpact.core.block import AdaptiveBlock
 from torchpact.core.callables import unwrapped
+from torchpact.core.halting_module import HaltingModule
+from torchpact.core.layer_run import LayerRun
 from torchpact.core.modes import Thresholded
 from torchpact.specs.blocks import BlockSpec, NetworkSpec
 from torchpact.specs.heads import HeadSpec
@@ -145,6 +147,8 @@ def block_spec(block: nn.Module, name: str = "", *, hooks: bool = False) -> Bloc
     provider = _block_provider(block)
     if provider is not None:
         return replace(provider(block), name=name)
+    if isinstance(block, LayerRun):
+        return _run_spec(block, name or block.name, hooks)
     if not isinstance(block, AdaptiveBlock):
         raise TypeError(f"expected an adaptive block, got a {type(block).__name__}")
     count = block.max_steps
@@ -164,9 +168,32 @@ def block_spec(block: nn.Module, name: str = "", *, hooks: bool = False) -> Bloc
     )
 
 
+def _run_spec(run: LayerRun, name: str, hooks: bool) -> BlockSpec:
+    count, layers = run.max_steps, {id(layer): layer for layer in run.layers}
+    known = {
+        key: step_spec(layer, f"layer {n}", hooks=hooks) for n, (key, layer) in enumerate(layers.items(), 1)
+    }
+    heads = [head_spec(head, f"head {n}", hooks=hooks) for n, head in enumerate(run.heads, start=1)]
+    mode = run.present_mode
+    return BlockSpec(
+        module=run,
+        steps=tuple(known[id(layer)] for layer in run.layers),
+        heads=tuple((heads * count if len(heads) == 1 else heads)[: count - 1]),
+        mode=mode,
+        details=run.details,
+        bounds=run.bounds if isinstance(mode, Thresholded) else None,
+        shared=len(layers) == 1,
+        name=name,
+        label=run.name,
+        price=run.price,
+        batch_dim=run.batch_dim,
+        hooked=True,
+    )
+
+
 def is_block(module: nn.Module) -> bool:
     """Whether a module is an adaptive part of a network: a block, or of a class that has a provider."""
-    return isinstance(module, AdaptiveBlock) or _block_provider(module) is not None
+    return isinstance(module, HaltingModule) or _block_provider(module) is not None
 
 
 def _block_provider(module: nn.Module) -> Callable[[Any], BlockSpec] | None:

@@ -40,10 +40,11 @@ def attend_by_rows(
         padding: True for tokens that others do not attend to, of shape (batch, length).
 
     Returns:
-        The tokens; None where computing all of them takes no longer, and where the gate cannot be read.
+        The tokens; None where computing all of them takes no longer, where the gate cannot be read, and for
+        layers other than :class:`~torchpact.models.TransformerUnit`.
 
     """
-    if not readable(gate):
+    if not spec.is_unit or not readable(gate):
         return None
     gate = gate.expand(*u.shape[:2], 1)
     is_open = gate.squeeze(2) != 0
@@ -81,7 +82,8 @@ def pays(spec: AttentionLayer, counts: list[int], length: int) -> bool:
 
 def _on_all(spec: AttentionLayer, u: Tensor, padding: Tensor | None, gate: Tensor) -> Tensor:
     """Compute all tokens, and mask."""
-    queries, keys, values = F.linear(spec.norm1(u), spec.qkv_weight, spec.qkv_bias).chunk(3, -1)
+    assert spec.qkv is not None  # see is_unit
+    queries, keys, values = spec.qkv(spec.norm1(u)).chunk(3, -1)
     mask = _visible(padding)
     if spec.causal and mask is not None:
         mask = mask & torch.ones(u.size(1), u.size(1), dtype=torch.bool, device=u.device).tril()
@@ -109,7 +111,8 @@ def _attention_of_rows(
     spec: AttentionLayer, rows: Tensor, counts: list[int], u: Tensor, padding: Tensor | None
 ) -> Tensor:
     """Return what attention adds to these tokens, one after the other; so many of each example."""
-    weight, bias, size = spec.qkv_weight, spec.qkv_bias, spec.size
+    assert spec.qkv is not None
+    weight, bias, size = spec.qkv.weight, spec.qkv.bias, spec.size
     x, length = spec.norm1(u), u.size(1)
     picked = x.flatten(0, 1).index_select(0, rows)
     queries = F.linear(picked, weight[:size], None if bias is None else bias[:size])
@@ -199,7 +202,7 @@ def _out_proj(spec: AttentionLayer, attended: Tensor) -> Tensor:
 def _mlp(spec: AttentionLayer, u: Tensor) -> Tensor:
     """Return what the MLP adds to each token."""
     _, inside, after = spec.dropouts
-    added: Tensor = after(spec.linear2(inside(spec.activation(spec.linear1(spec.norm2(u))))))
+    added: Tensor = after(spec.down(inside(spec.activation(spec.up(spec.norm2(u))))))
     return added
 
 
