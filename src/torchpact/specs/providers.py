@@ -17,7 +17,7 @@ from torchpact.checks import one_line
 from torchpact.core.block import AdaptiveBlock
 from torchpact.core.callables import unwrapped
 from torchpact.core.halting_module import HaltingModule
-from torchpact.core.layer_run import LayerRun
+from torchpact.core.layer_run import LayerHook, LayerRun
 from torchpact.core.modes import Thresholded
 from torchpact.specs.blocks import BlockSpec, NetworkSpec
 from torchpact.specs.heads import HeadSpec
@@ -118,7 +118,18 @@ def _asked(table: dict[Any, Any], module: nn.Module, name: str, hooks: bool = Fa
 
 def is_watched(*modules: nn.Module) -> bool:
     """Whether any module has forward hooks, which see what it is given, or change what it gives."""
-    return any(module._forward_hooks or module._forward_pre_hooks for module in modules)
+    return any(
+        not _only_looks(hook)
+        for module in modules
+        for hook in (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
+    )
+
+
+def _only_looks(hook: Any) -> bool:
+    """Whether a hook is one that drives a run of layers, or one of transformers that captures outputs."""
+    name = getattr(hook, "__qualname__", "")
+    captures = name.startswith("install_output_") and getattr(hook, "__module__", "").startswith("transformers.")
+    return isinstance(hook, LayerHook) or captures
 
 
 def is_changed(block: nn.Module) -> bool:
