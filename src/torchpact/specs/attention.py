@@ -8,6 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from torchpact.core.call_args import CallArgs
+
 
 @dataclass(frozen=True, eq=False)
 class Projection:
@@ -102,6 +104,8 @@ class AttentionLayer:
     attention_dropout: float = 0.0
     """As it is now: 0 in evaluation."""
     order: Literal["pre", "post"] = "pre"
+    read_call: Callable[[CallArgs], "LayerContext | None"] | None = None
+    """Returns what a call of the layer by its network is given; None of a call that engines cannot run."""
     index: int = 0
     """The number of the layer in its network, by which it finds its keys and values in a cache."""
 
@@ -149,7 +153,7 @@ class AttentionLayer:
 
 
 Update = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
-"""Writes keys and values of a layer, (batch, kv_heads, length, head_size), to a cache; returns all of them."""
+"""Writes keys and values of a layer to a cache, (batch, kv_heads, length, head_size); returns all of them."""
 
 
 @dataclass(frozen=True, eq=False)
