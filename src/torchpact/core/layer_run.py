@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from torchpact.checks import at_least_single
+from torchpact.core.callables import is_pooling
 from torchpact.core.collect import Collectors, active_collectors, report
 from torchpact.core.halting_module import HaltingModule
 from torchpact.core.loop import HaltingLoop, advance
@@ -88,7 +89,7 @@ class LayerRun(HaltingModule):
 
         """
         head = self.heads[index if len(self.heads) > 1 else 0]
-        logits: Tensor = head(u, weights) if getattr(head, "pools", False) else head(u)
+        logits: Tensor = head(u, weights) if is_pooling(head) else head(u)
         return logits
 
     def finished(self, ponder: Ponder, weights: Tensor | None) -> Ponder:

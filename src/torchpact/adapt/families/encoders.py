@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from torchpact.adapt.families import attention_specs as specs
 from torchpact.adapt.families.registry import Family, Steps, register_family
 
 
@@ -40,6 +41,7 @@ register_family(
         ),
         width=_of_config,
         normalize=False,  # a norm ends each layer
+        spec=specs.bert_layer,
     )
 )
 register_family(
@@ -48,6 +50,7 @@ register_family(
         layers=(_named("distilbert", "TransformerBlock"),),
         width=lambda layer: int(layer.output_layer_norm.normalized_shape[0]),
         normalize=False,
+        spec=specs.distilbert_layer,
     )
 )
 register_family(
@@ -56,6 +59,7 @@ register_family(
         layers=(_named("albert", "AlbertLayer"),),
         width=lambda layer: int(layer.full_layer_layer_norm.normalized_shape[0]),
         normalize=False,
+        spec=specs.albert_layer,
         owners=(_named("albert", "AlbertTransformer"),),
         sequence=_albert_steps,
     )

@@ -8,8 +8,10 @@ examples. Padding is not computed, and stays as it is.
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from torchpact.checks import at_least_single
+from torchpact.core.callables import is_pooling
 from torchpact.core.loop import HaltingLoop, decide
 from torchpact.core.modes import Thresholded
 from torchpact.core.ponder import Ponder
@@ -18,7 +20,7 @@ from torchpact.engines.attention.ragged import Ragged, Ranges, Selection, ranges
 from torchpact.engines.base import Unsupported
 from torchpact.specs.attention import AttentionLayer, LayerContext
 from torchpact.specs.blocks import BlockSpec, Bounds
-from torchpact.specs.heads import HeadSpec, LinearHead, NeverHead
+from torchpact.specs.heads import HeadSpec, LinearHead, NeverHead, RowHead
 
 
 class LayersRunner:
@@ -57,7 +59,7 @@ class LayersRunner:
             raise Unsupported(f"expected {len(steps) - 1} heads for {len(steps)} layers, got {len(spec.heads)}")
         self.spec, self.heads = spec, spec.heads
         # decisions for whole examples leave either all of their tokens or none
-        by_token = any(isinstance(head, LinearHead) for head in self.heads)
+        by_token = any(isinstance(head, LinearHead | RowHead) for head in self.heads)
         made: dict[tuple[int, bool], PackedLayer] = {}
         self.layers = []
         with torch.no_grad():
@@ -207,18 +209,24 @@ class LayersRun:
 
     def _logits(self, head: HeadSpec, u: Tensor, moved: Tensor, rows: Tensor | None) -> Tensor:
         """Return the logits of all positions; +∞ for tokens that are not computed."""
-        if isinstance(head, LinearHead | NeverHead):
+        if isinstance(head, LinearHead | RowHead | NeverHead):
             if isinstance(head, NeverHead):
                 found = torch.full((len(moved), 1), -torch.inf, device=self.device)
             else:
-                bias = None if head.bias is None else head.bias
-                found = torch.nn.functional.linear(moved.to(head.weight.dtype), head.weight, bias)
+                x = moved.to(head.weight.dtype)
+                if isinstance(head, RowHead) and head.normalized:
+                    x = F.layer_norm(x, (x.size(-1),))
+                found = F.linear(x, head.weight, head.bias)
             found = at_least_single(found)
             if rows is not None:
                 everything = found.new_full((self.shape[0] * self.shape[1], 1), torch.inf)
                 found = everything.index_copy_(0, rows, found)
             return found.view(*self.shape, 1)
-        found = at_least_single(head.module(u))
+        if is_pooling(head.module):
+            weights = None if self.real is None else self.real.unsqueeze(2).to(u.dtype)
+            found = at_least_single(head.module(u, weights))
+        else:
+            found = at_least_single(head.module(u))
         if found.shape not in ((*self.shape, 1), (self.shape[0], 1, 1)):
             raise Unsupported(f"expected a logit a token or an example, got {tuple(found.shape)}")
         by_token = found.size(1) == self.shape[1] and self.real is not None
