@@ -1,19 +1,20 @@
-"""Layers of pretrained transformers called one by one: the same as all of them computed, and halted ones kept."""
+"""Layers of pretrained transformers, called one by one, agree with dense ones whose halted tokens are kept."""
 
 import math
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from torch import nn
+from torch import Tensor, nn
 
 import torchpact as tp
 from torchpact.core.modes import Discrete, Relaxed, Thresholded
 from torchpact.engines.attention import native, packed_layer
 from torchpact.engines.attention.layers import LayersRunner
 from torchpact.engines.attention.linear import PackedLinear, activation_name
-from torchpact.engines.attention.ragged import ranges_of, select
+from torchpact.engines.attention.ragged import Ragged, ranges_of, select
 from torchpact.engines.base import Unsupported
 from torchpact.specs import AttentionLayer, BlockSpec, LayerContext, LinearHead, NeverHead, Opaque, Projection
 
@@ -35,50 +36,31 @@ def normal(kind, size):
     return norm.requires_grad_(False)
 
 
-def layer_of(family, index=0):
-    """A layer with random weights: heads of 4 features, and of 5 where these are not size / heads."""
-    layer_norm = {"norm1": normal(nn.LayerNorm, SIZE), "norm2": normal(nn.LayerNorm, SIZE)}
-    rms_norm = {"norm1": normal(nn.RMSNorm, SIZE), "norm2": normal(nn.RMSNorm, SIZE)}
-    mlp = {"up": linear(SIZE, HIDDEN), "down": linear(HIDDEN, SIZE)}
-    gated = {name: linear(*shape, bias=False) for name, shape in {
-        "up": (SIZE, HIDDEN), "gate": (SIZE, HIDDEN), "down": (HIDDEN, SIZE)}.items()}  # fmt: skip
-    three = {name: linear(SIZE, SIZE) for name in ("query", "key", "value")}
-    out = linear(SIZE, SIZE)
+def layer_of(family: str, index: int = 0) -> AttentionLayer:
+    """A layer with random weights."""
+    gated, kind = family in ("llama", "qwen"), nn.RMSNorm if family in ("llama", "qwen") else nn.LayerNorm
+    parts: dict[str, Any] = {"norm1": normal(kind, SIZE), "norm2": normal(kind, SIZE)}
+    parts |= {"up": linear(SIZE, HIDDEN, not gated), "down": linear(HIDDEN, SIZE, not gated)}
+    if family in ("vit", "gpt2"):
+        parts |= {"qkv": linear(SIZE, 3 * SIZE)}
+    heads, shared, size = {"llama": (6, 2, 2), "qwen": (4, 2, 6)}.get(family, (3, 3, 4))
+    if family not in ("vit", "gpt2"):
+        parts |= {"query": linear(SIZE, heads * size, not gated)}
+        parts |= {name: linear(SIZE, shared * size, not gated) for name in ("key", "value")}
+    parts |= {"out": linear(heads * size, SIZE, not gated), "heads": heads, "causal": family in CAUSAL}
     if family == "bert":
-        return AttentionLayer(**layer_norm, **mlp, **three, out=out, heads=3, activation=nn.GELU(), order="post")
-    if family == "vit":
-        factors = {"scale1": torch.rand(SIZE), "scale2": torch.rand(SIZE)}
-        qkv = linear(SIZE, 3 * SIZE)
-        return AttentionLayer(
-            **layer_norm, **mlp, **factors, qkv=qkv, out=out, heads=3, activation=nn.functional.gelu
-        )
-    if family == "gpt2":
-        qkv, tanh = linear(SIZE, 3 * SIZE), nn.GELU(approximate="tanh")
-        return AttentionLayer(**layer_norm, **mlp, qkv=qkv, out=out, heads=3, activation=tanh, causal=True)
-    heads, shared, size = (4, 2, 6) if family == "qwen" else (6, 2, 2)
-    three = {
-        "query": linear(SIZE, heads * size, bias=False),
-        "key": linear(SIZE, shared * size, bias=False),
-        "value": linear(SIZE, shared * size, bias=False),
-    }
-    more: dict[str, object] = {}
+        parts |= {"order": "post", "activation": nn.GELU()}
+    elif family == "vit":
+        parts |= {"scale1": torch.rand(SIZE), "scale2": torch.rand(SIZE), "activation": nn.functional.gelu}
+    elif family == "gpt2":
+        parts |= {"activation": nn.GELU(approximate="tanh")}
+    else:
+        parts |= {"kv_heads": shared, "head_size": size, "rotary": True, "gate": linear(SIZE, HIDDEN, False)}
+        parts |= {"activation": nn.SiLU(), "index": index}
     if family == "qwen":
-        more = {"q_norm": normal(nn.RMSNorm, size), "k_norm": normal(nn.RMSNorm, size), "scale": 0.3}
-        more |= {"window": WINDOW if index % 2 else None}
-    return AttentionLayer(
-        **rms_norm,
-        **gated,
-        **three,
-        **more,  # type: ignore[arg-type]
-        out=linear(heads * size, SIZE, bias=False),
-        heads=heads,
-        kv_heads=shared,
-        head_size=size,
-        activation=nn.SiLU(),
-        causal=True,
-        rotary=True,
-        index=index,
-    )
+        parts |= {"q_norm": normal(kind, size), "k_norm": normal(kind, size), "scale": 0.3}
+        parts |= {"window": WINDOW if index % 2 else None}
+    return AttentionLayer(**parts)
 
 
 class First(nn.Module):
@@ -112,7 +94,9 @@ def block_of(family, per="token", mode=None, layers=LAYERS, heads=None):
             module = First(weight, bias)
             made.append(LinearHead(weight, bias, module) if per == "token" else Opaque(module))
         heads = tuple(made)
-    return BlockSpec(nn.Identity(), steps, heads, mode or Thresholded(), name="layers", label="mine", price=2.0)
+    return BlockSpec(
+        nn.Identity(), steps, heads, mode or Thresholded(), name="layers", label="mine", price=2.0
+    )
 
 
 def angles(length, size, start=0, batch=1):
@@ -195,8 +179,11 @@ def expected_run(spec, u, masks, rotary, bounds, caches=None):
     return u, steps, margin, states
 
 
-def our_run(spec, u, real, contexts, bounds=None, in_place=False, cached=False):
-    run = LayersRunner(spec).begin(u, real, bounds, cached, in_place=in_place)
+def our_run(spec, u, real, contexts, bounds=None, in_place=False, cached=False, rectangles=False):
+    runner = LayersRunner(spec)
+    for layer in runner.layers:
+        layer.native = layer.native and not rectangles
+    run = runner.begin(u, real, bounds, cached, in_place=in_place)
     states = []
     for index, context in enumerate(contexts):
         u = run.layer(index, u, context)
@@ -248,14 +235,8 @@ def test_it_is_what_layers_compute_one_by_one(family, per, data):
         contexts = [LayerContext(as_given(mask, given_as), rotary=rotary) for mask in masks]
         if real is None and data.draw(st.booleans()):
             contexts = [LayerContext(causal=layer.causal, rotary=rotary) for layer in spec.steps]
-        native_problem = packed_layer.native_problem
-        try:
-            if rectangles:
-                packed_layer.native_problem = lambda *_: "not wanted"
-            before = u.clone()
-            output, ponder, ours = our_run(spec, u, real, contexts)
-        finally:
-            packed_layer.native_problem = native_problem
+        before = u.clone()
+        _, ponder, ours = our_run(spec, u, real, contexts, rectangles=rectangles)
         assert torch.equal(u, before)
         real = everyone if real is None else real
         for one, other in zip(ours, states, strict=True):
@@ -282,8 +263,8 @@ def test_decoding_writes_keys_and_values_of_halted_tokens(family, kind, batch, w
     prompt, more = 6, 5
     lead = padding(batch, prompt, kind, torch.Generator().manual_seed(1))
     lead = torch.ones(batch, prompt, dtype=torch.bool) if lead is None else lead
-    theirs: list[list[object]] = [[] for _ in spec.steps]
-    ours: list[list[object]] = [[] for _ in spec.steps]
+    theirs: list[list[Any]] = [[] for _ in spec.steps]
+    ours: list[list[Any]] = [[] for _ in spec.steps]
     begin, seen = 0, set()
     for length in (prompt, *[1] * more):
         u, total = torch.randn(batch, length, SIZE), begin + length
@@ -345,9 +326,7 @@ def test_bfloat16_agrees_within_its_precision(family):
     masks = [visible(layer, real, 11) for layer in spec.steps]
     rotary = angles(11, spec.steps[0].head_size) if spec.steps[0].rotary else None
     expected, steps, _, _ = expected_run(spec, u.float(), masks, rotary, None)
-    half = BlockSpec(
-        spec.module, tuple(in_bfloat16(layer) for layer in spec.steps), spec.heads, spec.mode
-    )
+    half = BlockSpec(spec.module, tuple(in_bfloat16(layer) for layer in spec.steps), spec.heads, spec.mode)
     turned = None if rotary is None else (rotary[0].bfloat16(), rotary[1].bfloat16())
     output, ponder, _ = our_run(half, u, real, [LayerContext(mask, rotary=turned) for mask in masks])
     assert output.dtype == torch.bfloat16
@@ -361,14 +340,9 @@ def in_bfloat16(layer):
         if isinstance(value, Projection):
             bias = None if value.bias is None else value.bias.bfloat16()
             values[name] = Projection(value.weight.bfloat16(), bias)
-        elif isinstance(value, Tensor):
-            values[name] = value.bfloat16()
-        elif isinstance(value, nn.LayerNorm | nn.RMSNorm):
+        elif isinstance(value, Tensor | nn.LayerNorm | nn.RMSNorm):
             values[name] = value.bfloat16()
     return AttentionLayer(**values)
-
-
-Tensor = torch.Tensor
 
 
 @torch.no_grad()
@@ -407,7 +381,9 @@ def test_draws_do_not_depend_on_what_has_halted():
 def test_one_layer_may_be_shared_and_details_left_out():
     torch.manual_seed(0)
     spec = block_of("bert")
-    spec = BlockSpec(spec.module, spec.steps[:1] * 4, (*spec.heads[:2], NeverHead(None)), Thresholded(), False)
+    spec = BlockSpec(
+        spec.module, spec.steps[:1] * 4, (*spec.heads[:2], NeverHead(None)), Thresholded(), False
+    )
     runner = LayersRunner(spec)
     assert runner.layers[1] is runner.layers[3]
     u = torch.randn(2, 5, SIZE)
@@ -435,11 +411,10 @@ def test_what_it_cannot_run_is_said_in_a_line():
         runner.begin(torch.zeros(2, 5, 12)).ponder()
     with pytest.raises(ValueError, match=r"^expected a projection qkv, or all of query, key and value$"):
         AttentionLayer(nn.Identity(), nn.Identity(), linear(4, 4), linear(4, 4), linear(4, 4), 1, torch.relu)
+    heads, u = (Opaque(Fixed(torch.zeros(1, 5, 2))),) * 3, torch.zeros(1, 5, SIZE)
+    run = LayersRunner(block_of("bert", heads=heads)).begin(u)
     with pytest.raises(Unsupported, match=r"^expected a logit a token or an example, got \(1, 5, 2\)$"):
-        heads = (Opaque(Fixed(torch.zeros(1, 5, 2))),) * 3
-        LayersRunner(block_of("bert", heads=heads)).begin(torch.zeros(1, 5, SIZE)).layer(
-            0, torch.zeros(1, 5, SIZE), LayerContext()
-        )
+        run.layer(0, u, LayerContext())
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -497,7 +472,7 @@ def test_the_kernel_attends_to_any_ranges_of_keys(counts, size, seed, shared):
         starts.append(starts[-1] + own)
         offsets.append(base)
         base += many
-    ragged = native.Ragged(
+    ragged = Ragged(
         torch.tensor(starts),
         torch.tensor(offsets),
         torch.tensor(first, dtype=torch.int32),

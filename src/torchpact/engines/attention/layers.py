@@ -54,7 +54,9 @@ class LayersRunner:
         if not (spec.mode.hard and spec.mode.leaves):
             raise Unsupported(f"expected a mode that takes hard decisions, got {spec.mode}")
         if spec.heads and len(spec.heads) != len(steps) - 1:
-            raise Unsupported(f"expected {len(steps) - 1} heads for {len(steps)} layers, got {len(spec.heads)}")
+            raise Unsupported(
+                f"expected {len(steps) - 1} heads for {len(steps)} layers, got {len(spec.heads)}"
+            )
         self.spec, self.heads = spec, spec.heads
         # decisions for whole examples leave either all of their tokens or none
         by_token = any(isinstance(head, LinearHead) for head in self.heads)
@@ -64,7 +66,7 @@ class LayersRunner:
             for index, step in enumerate(steps):
                 key = id(step), index == 0 or not by_token
                 if key not in made:
-                    made[key] = PackedLayer(*((step, key[1])))
+                    made[key] = PackedLayer(step, fused=key[1])
                 self.layers.append(made[key])
 
     def begin(
@@ -81,7 +83,7 @@ class LayersRunner:
         Args:
             u: The state before the first layer, (batch, length, size).
             real: False for padding, (batch, length); None where there is none.
-            bounds: What logits must exceed in thresholded mode, one for each head; None is what the spec says.
+            bounds: What logits must exceed in thresholded mode, for each head; None is what the spec says.
             cached: Whether keys and values of all examples go to a cache, in every layer.
             in_place: Whether a layer may change the tensor that the one before it returned; not where states
                 are kept between layers.

@@ -1,9 +1,9 @@
 """Linear layers on a CPU with their weights laid out in advance, by oneDNN inside torch.
 
-``F.linear`` in single precision goes to torch's BLAS, which on some processors is half as fast as oneDNN: on 2
-cores of an AMD EPYC with AVX-512, 4096×384→1536 took 21.6 ms, 9.6 ms by oneDNN, in bfloat16 5.4 and 4.5. The
-operations that torch.compile uses for that, ``torch.ops.mkldnn``, are private: they are tried once for each
-precision, and used if they are right and not slower.
+``F.linear`` in single precision goes to torch's BLAS, which on some processors is half as fast as oneDNN: on
+2 cores of an AMD EPYC with AVX-512, 4096×384→1536 took 21.8 ms, and 9.6 ms by oneDNN. The operations that
+torch.compile uses for that, ``torch.ops.mkldnn``, are private: they are tried once for each precision, and
+used if they are right and not slower.
 """
 
 import time
