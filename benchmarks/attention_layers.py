@@ -1,12 +1,12 @@
-"""Layers of pretrained transformers whose tokens have halted, beside Hugging Face's, compiled and by OpenVINO.
+"""Layers of pretrained transformers whose tokens halt, beside Hugging Face's, compiled ones and OpenVINO.
 
     python benchmarks/attention_layers.py [--weights FOLDER] [--seconds 3] [--only 32x128 --dtypes float32]
 
-Encoder: the six layers of MiniLM (384 features, 12 heads), with the weights in FOLDER if given, otherwise random
-ones. The first layer runs on all tokens; after it a linear head lets a share of them go on, by a bound chosen
-for that share, so that each example keeps another number. No tokens are padding. Decoder: one token for each
-example, 30 layers of 576 features with 9 heads and 3 of keys and values, 256 tokens in the cache; tokens halt
-after the first layer, or at batch size 1 after a share of the layers. The others compute everything. All take
+Encoder: the six layers of MiniLM (384 features, 12 heads), with the weights in FOLDER if given, otherwise
+random ones. The first layer runs on all tokens; after it a linear head lets a share of them go on, by a bound
+chosen for that share, so that each example keeps another number. No tokens are padding. Decoder: one token
+for each example, 30 layers of 576 features with 9 heads and 3 of keys and values, 256 tokens in the cache;
+tokens halt after the first layer, or at batch size 1 after a share of the layers. The others compute everything. All take
 turns, and medians are compared. ``theory`` is the speed-up that FLOPs promise, keys and values of all tokens
 included; of the decoder, which waits for its weights, the one that weights promise which have to be read: all
 of a layer where any token is active, those of keys and values where none is. ``of_theory`` is the measured

@@ -1,6 +1,8 @@
-"""Layers of pretrained transformers, called one by one, agree with dense ones whose halted tokens are kept."""
+"""Layers of pretrained transformers, called one by one: as dense ones whose halted tokens are kept."""
 
+import copy
 import math
+import pickle
 from typing import Any
 
 import pytest
@@ -432,6 +434,15 @@ def test_packed_products_are_those_of_linear_layers(dtype, activation, rows):
     assert scaled.abs().max() < (1e-5 if dtype == torch.float32 else 0.03)
 
 
+@torch.no_grad()
+def test_a_runner_can_be_copied_and_pickled():
+    torch.manual_seed(0)
+    runner, u = LayersRunner(block_of("bert")), torch.randn(2, 5, SIZE)
+    expected = runner.begin(u).layer(0, u, LayerContext())
+    for copied in (copy.deepcopy(runner), pickle.loads(pickle.dumps(runner))):
+        assert torch.equal(copied.begin(u).layer(0, u, LayerContext()), expected)
+
+
 def test_activations_are_known_by_their_values():
     def by_hand(x):
         return 0.5 * x * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
@@ -491,6 +502,90 @@ def test_ranges_of_masks():
     in_cache = ranges_of(None, True, 2, (1, 2), 5, None, cpu)
     assert (in_cache.first.tolist(), in_cache.last.tolist()) == ([2, 3], [4, 5])
     assert select(torch.zeros(2, 3, dtype=torch.bool), None) is None
+
+
+def of_transformers(kind):
+    """Three layers of Hugging Face's, how one is called, and what they are."""
+    pytest.importorskip("transformers", reason="transformers is not installed")
+    of = Projection.of
+    sizes: dict[str, Any] = {"hidden_size": SIZE, "intermediate_size": HIDDEN, "num_attention_heads": 6}
+    sizes |= {"attn_implementation": "sdpa"}
+    if kind == "bert":
+        from transformers import BertConfig
+        from transformers.models.bert.modeling_bert import BertLayer
+
+        layers: list[Any] = [BertLayer(BertConfig(**sizes)) for _ in range(3)]
+        specs = [
+            AttentionLayer(
+                norm1=layer.attention.output.LayerNorm,
+                norm2=layer.output.LayerNorm,
+                query=of(layer.attention.self.query),
+                key=of(layer.attention.self.key),
+                value=of(layer.attention.self.value),
+                out=of(layer.attention.output.dense),
+                up=of(layer.intermediate.dense),
+                down=of(layer.output.dense),
+                heads=6,
+                activation=layer.intermediate.intermediate_act_fn,
+                order="post",
+            )
+            for layer in layers
+        ]
+        return layers, specs
+    from transformers import Qwen3Config
+    from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer
+
+    config = Qwen3Config(**sizes, num_key_value_heads=2, head_dim=4)
+    layers = [Qwen3DecoderLayer(config, index) for index in range(3)]
+    specs = [
+        AttentionLayer(
+            norm1=layer.input_layernorm,
+            norm2=layer.post_attention_layernorm,
+            query=of(layer.self_attn.q_proj),
+            key=of(layer.self_attn.k_proj),
+            value=of(layer.self_attn.v_proj),
+            out=of(layer.self_attn.o_proj),
+            up=of(layer.mlp.up_proj),
+            gate=of(layer.mlp.gate_proj),
+            down=of(layer.mlp.down_proj),
+            heads=6,
+            kv_heads=2,
+            head_size=4,
+            q_norm=layer.self_attn.q_norm,
+            k_norm=layer.self_attn.k_norm,
+            rotary=True,
+            causal=True,
+            activation=layer.mlp.act_fn,
+        )
+        for layer in layers
+    ]
+    return layers, specs
+
+
+@pytest.mark.parametrize("kind", ["bert", "qwen3"])
+@torch.no_grad()
+def test_layers_of_transformers_are_what_their_specs_say(kind):
+    torch.manual_seed(0)
+    layers, specs = of_transformers(kind)
+    for name, parameter in nn.ModuleList(layers).eval().named_parameters():
+        nn.init.normal_(parameter, 1.0 if "norm" in name.lower() and "weight" in name else 0.0, 0.3)
+    u, real = torch.randn(3, 7, SIZE), torch.arange(7) < torch.tensor([[7], [4], [1]])
+    mask, rotary = visible(specs[0], real, 7), angles(7, specs[0].head_size) if specs[0].rotary else None
+    heads = tuple(LinearHead(torch.randn(1, SIZE), torch.tensor([-2.0]), None) for _ in range(2))
+    output, ponder, _ = our_run(
+        BlockSpec(nn.Identity(), tuple(specs), heads, Thresholded()),
+        u,
+        real,
+        [LayerContext(mask, rotary=rotary)] * 3,
+    )
+    active = torch.ones(3, 7, 1, dtype=torch.bool)
+    more = {} if rotary is None else {"position_embeddings": rotary}
+    for layer, head in zip(layers, (*heads, None), strict=True):
+        u = torch.where(active, layer(u, attention_mask=mask, **more), u)
+        if head is not None:
+            active = active & (u @ head.weight.T - 2 <= 0)
+    assert torch.allclose(output[real], u[real], atol=1e-4)
+    assert set(ponder.steps[real].flatten().tolist()) > {1}
 
 
 def test_the_public_names_are_there():
