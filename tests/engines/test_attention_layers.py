@@ -256,7 +256,7 @@ def test_it_is_what_layers_compute_one_by_one(family, per, data):
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen", "gpt2"])
-@pytest.mark.parametrize("kind", ["none", "left"])
+@pytest.mark.parametrize("kind", ["none", "left", "right"])
 @pytest.mark.parametrize("batch", [1, 3])
 @torch.no_grad()
 def test_decoding_writes_keys_and_values_of_halted_tokens(family, kind, batch, way):
@@ -284,7 +284,7 @@ def test_decoding_writes_keys_and_values_of_halted_tokens(family, kind, batch, w
             return update
 
         contexts = [
-            LayerContext(mask if kind == "left" else None, layer.causal, rotary, writer(index))
+            LayerContext(None if kind == "none" else mask, layer.causal, rotary, writer(index))
             for index, (layer, mask) in enumerate(zip(spec.steps, masks, strict=True))
         ]
         output, ponder, _ = our_run(spec, u, real[:, -length:], contexts, cached=True)
@@ -394,6 +394,25 @@ def test_one_layer_may_be_shared_and_details_left_out():
         u = run.layer(index, u, LayerContext())
     assert run.ponder().probs.isnan().all()
     assert not torch.isin(run.ponder().steps, torch.tensor([3])).any()
+
+
+@torch.no_grad()
+def test_heads_of_several_kinds():
+    torch.manual_seed(0)
+    u, context = torch.randn(3, 5, SIZE), LayerContext()
+    example = Opaque(Fixed(torch.tensor([1.0, -1.0, -1.0]).view(3, 1, 1)))
+    token = LinearHead(torch.zeros(1, SIZE), torch.tensor([-1.0]), None)
+    for heads in ((NeverHead(None), example, token), (token, example, NeverHead(None))):
+        _, ponder, _ = our_run(block_of("vit", heads=heads), u, None, [context] * LAYERS)
+        assert ponder.steps.squeeze(2).tolist() == [[2] * 5, [4] * 5, [4] * 5]
+    _, ponder, _ = our_run(
+        block_of("vit", heads=(example, *[NeverHead(None)] * 2)), u, None, [context] * LAYERS
+    )
+    assert ponder.steps.flatten().tolist() == [1, 4, 4]
+    with pytest.raises(
+        Unsupported, match=r"^expected one decision an example of all heads, got one a token$"
+    ):
+        our_run(block_of("vit", heads=(example, token, token)), u, None, [context] * LAYERS)
 
 
 def test_what_it_cannot_run_is_said_in_a_line():

@@ -8,6 +8,7 @@ examples. Padding is not computed, and stays as it is.
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from torchpact.checks import at_least_single
 from torchpact.core.loop import HaltingLoop, decide
@@ -209,22 +210,28 @@ class LayersRun:
 
     def _logits(self, head: HeadSpec, u: Tensor, moved: Tensor, rows: Tensor | None) -> Tensor:
         """Return the logits of all positions; +∞ for tokens that are not computed."""
-        if isinstance(head, LinearHead | NeverHead):
-            if isinstance(head, NeverHead):
-                found = torch.full((len(moved), 1), -torch.inf, device=self.device)
-            else:
-                bias = None if head.bias is None else head.bias
-                found = torch.nn.functional.linear(moved.to(head.weight.dtype), head.weight, bias)
-            found = at_least_single(found)
+        batch, length = self.shape
+        like = self._loop.remaining
+        if isinstance(head, NeverHead):
+            shape = (batch, length, 1) if like is None else like.shape
+            return torch.full(shape, -torch.inf, device=self.device)
+        if isinstance(head, LinearHead):
+            found = at_least_single(F.linear(moved.to(head.weight.dtype), head.weight, head.bias))
             if rows is not None:
-                everything = found.new_full((self.shape[0] * self.shape[1], 1), torch.inf)
+                everything = found.new_full((batch * length, 1), torch.inf)
                 found = everything.index_copy_(0, rows, found)
-            return found.view(*self.shape, 1)
-        found = at_least_single(head.module(u))
-        if found.shape not in ((*self.shape, 1), (self.shape[0], 1, 1)):
-            raise Unsupported(f"expected a logit a token or an example, got {tuple(found.shape)}")
-        by_token = found.size(1) == self.shape[1] and self.real is not None
-        return torch.where(self.real.unsqueeze(2), found, torch.inf) if by_token else found  # type: ignore
+            found = found.view(batch, length, 1)
+        else:
+            found = at_least_single(head.module(u))
+            if found.shape not in ((batch, length, 1), (batch, 1, 1)):
+                raise Unsupported(f"expected a logit a token or an example, got {tuple(found.shape)}")
+            if self.real is not None and found.size(1) == length:
+                found = torch.where(self.real.unsqueeze(2), found, torch.inf)
+        if like is not None and found.shape != like.shape:
+            if found.size(1) != 1:
+                raise Unsupported("expected one decision an example of all heads, got one a token")
+            found = found.expand(like.shape)
+        return found
 
     def _fill_cache(self, layer: PackedLayer, u: Tensor, context: LayerContext) -> None:
         """Write keys and values of a layer that no token runs."""
