@@ -6,6 +6,8 @@ one batch; keys and values of all real tokens of examples that have active ones,
 examples. Padding is not computed, and stays as it is.
 """
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -56,7 +58,9 @@ class LayersRunner:
         if not (spec.mode.hard and spec.mode.leaves):
             raise Unsupported(f"expected a mode that takes hard decisions, got {spec.mode}")
         if spec.heads and len(spec.heads) != len(steps) - 1:
-            raise Unsupported(f"expected {len(steps) - 1} heads for {len(steps)} layers, got {len(spec.heads)}")
+            raise Unsupported(
+                f"expected {len(steps) - 1} heads for {len(steps)} layers, got {len(spec.heads)}"
+            )
         self.spec, self.heads = spec, spec.heads
         # decisions for whole examples leave either all of their tokens or none
         by_token = any(isinstance(head, LinearHead | RowHead) for head in self.heads)
@@ -66,7 +70,7 @@ class LayersRunner:
             for index, step in enumerate(steps):
                 key = id(step), index == 0 or not by_token
                 if key not in made:
-                    made[key] = PackedLayer(*((step, key[1])))
+                    made[key] = PackedLayer(step, fused=key[1])
                 self.layers.append(made[key])
 
     def begin(
@@ -83,7 +87,7 @@ class LayersRunner:
         Args:
             u: The state before the first layer, (batch, length, size).
             real: False for padding, (batch, length); None where there is none.
-            bounds: What logits must exceed in thresholded mode, one for each head; None is what the spec says.
+            bounds: What logits must exceed in thresholded mode, for each head; None is what the spec says.
             cached: Whether keys and values of all examples go to a cache, in every layer.
             in_place: Whether a layer may change the tensor that the one before it returned; not where states
                 are kept between layers.
@@ -209,28 +213,36 @@ class LayersRun:
 
     def _logits(self, head: HeadSpec, u: Tensor, moved: Tensor, rows: Tensor | None) -> Tensor:
         """Return the logits of all positions; +∞ for tokens that are not computed."""
-        if isinstance(head, LinearHead | RowHead | NeverHead):
-            if isinstance(head, NeverHead):
-                found = torch.full((len(moved), 1), -torch.inf, device=self.device)
-            else:
-                x = moved.to(head.weight.dtype)
-                if isinstance(head, RowHead) and head.normalized:
-                    x = F.layer_norm(x, (x.size(-1),))
-                found = F.linear(x, head.weight, head.bias)
-            found = at_least_single(found)
+        batch, length = self.shape
+        like = self._loop.remaining
+        if isinstance(head, NeverHead):
+            shape = (batch, length, 1) if like is None else like.shape
+            return torch.full(shape, -torch.inf, device=self.device)
+        if isinstance(head, LinearHead | RowHead):
+            x = moved.to(head.weight.dtype)
+            if isinstance(head, RowHead) and head.normalized:
+                x = F.layer_norm(x, (x.size(-1),))
+            found = at_least_single(F.linear(x, head.weight, head.bias))
             if rows is not None:
-                everything = found.new_full((self.shape[0] * self.shape[1], 1), torch.inf)
+                everything = found.new_full((batch * length, 1), torch.inf)
                 found = everything.index_copy_(0, rows, found)
-            return found.view(*self.shape, 1)
-        if is_pooling(head.module):
-            weights = None if self.real is None else self.real.unsqueeze(2).to(u.dtype)
-            found = at_least_single(head.module(u, weights))
+            found = found.view(batch, length, 1)
         else:
-            found = at_least_single(head.module(u))
-        if found.shape not in ((*self.shape, 1), (self.shape[0], 1, 1)):
-            raise Unsupported(f"expected a logit a token or an example, got {tuple(found.shape)}")
-        by_token = found.size(1) == self.shape[1] and self.real is not None
-        return torch.where(self.real.unsqueeze(2), found, torch.inf) if by_token else found  # type: ignore
+            found = at_least_single(self._asked(head.module, u))
+            if found.shape not in ((batch, length, 1), (batch, 1, 1)):
+                raise Unsupported(f"expected a logit a token or an example, got {tuple(found.shape)}")
+            if self.real is not None and found.size(1) == length:
+                found = torch.where(self.real.unsqueeze(2), found, torch.inf)
+        if like is not None and found.shape != like.shape:
+            if found.size(1) != 1:
+                raise Unsupported("expected one decision an example of all heads, got one a token")
+            found = found.expand(like.shape)
+        return found
+
+    def _asked(self, head: Callable[..., Tensor], u: Tensor) -> Tensor:
+        if not is_pooling(head):
+            return head(u)
+        return head(u, None if self.real is None else self.real.unsqueeze(2).to(u.dtype))
 
     def _fill_cache(self, layer: PackedLayer, u: Tensor, context: LayerContext) -> None:
         """Write keys and values of a layer that no token runs."""
