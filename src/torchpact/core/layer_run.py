@@ -122,7 +122,8 @@ class _Call:
         """Hand over what the run did, once."""
         if not self.reported:
             self.reported = True
-            report(self.run, self.run.finished(ponder, self.weights), self.collectors)
+            collectors, self.collectors = self.collectors, ()  # which would hold the graph, and the graph this
+            report(self.run, self.run.finished(ponder, self.weights), collectors)
 
 
 class _Carried(NamedTuple):
@@ -234,7 +235,8 @@ class LayerHook:
             u, ponder = loop.result(u)
             call.end(ponder)
         else:
-            u = u if u is not before else u.view_as(u)
+            # an alias: the graph of the loop saves u itself, which would hold what it is held by, for ever
+            u = u.view_as(u)
             setattr(u, _CARRIED, _Carried(call, loop))
         return u if isinstance(output, Tensor) else (u, *output[1:])
 
