@@ -43,6 +43,12 @@ FOREIGN = {
     "_modules": "nn.Module",
     "_forward_hooks": "nn.Module",
     "_forward_pre_hooks": "nn.Module",
+    "_forward_hooks_with_kwargs": "nn.Module",
+    "_forward_hooks_always_called": "nn.Module",
+    "_forward_pre_hooks_with_kwargs": "nn.Module",
+    "_current_graph_task_id": "whether backward is running",
+    # transformers'
+    "_tied_weights_keys": "PreTrainedModel",
 }
 """Private names of others that we use, and whose they are."""
 

@@ -162,6 +162,16 @@ def uncollected() -> Iterator[None]:
         _ACTIVE.reset(token)
 
 
+@contextmanager
+def collecting(collector: Collector) -> Iterator[None]:
+    """Let a collector see the calls that this thread makes within, besides those that do already."""
+    token = _ACTIVE.set((*_ACTIVE.get(), collector))
+    try:
+        yield
+    finally:
+        _ACTIVE.reset(token)
+
+
 class collect:
     """Collect the ponders of the calls of a network: ``with tp.collect(net) as ponders: out = net(x)``.
 

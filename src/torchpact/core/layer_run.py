@@ -63,8 +63,11 @@ class LayerRun(HaltingModule):
         self.per, self.batch_dim, self.causal = per, batch_dim, causal
         self.layer_names = tuple(layer_names)
         self.__dict__["layers"] = tuple(layers)  # they are submodules of the network, not of this
+        self.enabled = True
 
     layers: tuple[nn.Module, ...]
+    enabled: bool
+    """Whether hooks do anything; without, the network is the original."""
 
     def name_within(self, path: str) -> str:
         """Return the name of the layers' container."""
@@ -101,17 +104,65 @@ class LayerRun(HaltingModule):
         return Ponder(probs, steps, expected, cost, log_prob, weights, self.name, self.price)
 
 
+class Executed:
+    """What travels on a hidden tensor where an engine runs the layers: hooks leave such a call alone.
+
+    Args:
+        run: The run whose layers are called.
+
+    """
+
+    def __init__(self, run: LayerRun) -> None:
+        self.run = run
+
+    def mark(self, u: Tensor) -> Tensor:
+        """Return a state that carries this."""
+        setattr(u, _CARRIED, self)
+        return u
+
+    @staticmethod
+    def on(u: Tensor, run: LayerRun) -> "Executed | None":
+        """Return what travels on a state between the layers of a run, if an engine runs them."""
+        found = getattr(u, _CARRIED, None)
+        return found if isinstance(found, Executed) and found.run is run else None
+
+
+class Entry(NamedTuple):
+    """What is known where a network enters a run of layers."""
+
+    weights: Tensor | None
+    """How much each position counts, of three dimensions; None where all do."""
+    mode: Mode
+    bounds: tuple[float, ...] | None
+    collectors: Collectors
+
+
+def entry_of(run: LayerRun, u: Tensor) -> Entry | None:
+    """Return what is known where a network enters a run; None where its first layer is called by itself.
+
+    Args:
+        run: The run.
+        u: The state before its first layer.
+
+    """
+    owner = next((scope for scope in reversed(_scopes()) if run in scope.owned), None)
+    if owner is None:
+        return None
+    weights = None if owner.weights is None else _fitted(owner.weights, u, run)
+    mode = run.present_mode
+    return Entry(weights, mode, run.bounds_of(mode, None), active_collectors())
+
+
 class _Call:
     """One call of a run: what was captured when it was entered. A recomputation uses it again."""
 
-    def __init__(self, run: LayerRun, u: Tensor, weights: Tensor | None) -> None:
-        self.run, self.collectors = run, active_collectors()
-        self.weights = None if weights is None else _fitted(weights, u, run)
-        mode = run.present_mode
+    def __init__(self, run: LayerRun, entry: Entry) -> None:
+        self.run, self.weights, mode = run, entry.weights, entry.mode
+        self.collectors = entry.collectors
         self.loop = HaltingLoop.start(
             mode,
             run.max_steps,
-            bounds=run.bounds_of(mode, None),
+            bounds=entry.bounds,
             interpolated=True,
             may_stop=False,  # hooks cannot keep the network from calling its layers
             keeps_logits=run.details or torch.is_grad_enabled() or not isinstance(mode, Thresholded),
@@ -204,10 +255,14 @@ class LayerHook:
 
     def __call__(self, _layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
         """Return the output of the layer, with halted positions as they were."""
+        if not self.run.enabled:
+            return None
         before = first_state(args, kwargs)
         after = output if isinstance(output, Tensor) else output[0]
+        if Executed.on(after, self.run) is not None:
+            return None
         carried = getattr(before, _CARRIED, None)
-        if carried is not None and carried.call.run is not self.run:
+        if not isinstance(carried, _Carried) or carried.call.run is not self.run:
             carried = None
         began = self.index == 0 or (self.index is None and (carried is None or not carried.loop.taken))
         if began:
@@ -242,11 +297,10 @@ class LayerHook:
 
     def _begun(self, before: Tensor, carried: _Carried | None) -> _Carried | None:
         """Return the start of a call, or that of the call which is computed again."""
-        scopes = _scopes()
-        owner = next((scope for scope in reversed(scopes) if self.run in scope.owned), None)
-        if owner is None:
+        entry = entry_of(self.run, before)
+        if entry is None:
             return carried if carried is not None and not carried.loop.taken else None
-        call = _Call(self.run, before, owner.weights)
+        call = _Call(self.run, entry)
         started = _Carried(call, call.loop)
         setattr(before, _CARRIED, started)
         return started

@@ -127,7 +127,7 @@ class use_mode(_Override):
 
     Args:
         model: The network.
-        mode: A mode, or its name; None for networks that follow ``train()`` and ``eval()``, as adapted ones do.
+        mode: A mode, or its name; None for adapted networks, which follow ``train()`` and ``eval()`` then.
         details: Whether probabilities are kept where only decisions count.
 
     Raises:

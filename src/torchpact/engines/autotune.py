@@ -109,7 +109,7 @@ def built(
             if isinstance(runner, NetworkRunner):
                 runner.tune(first_tensor(call))
                 runner(first_tensor(call))  # which it may refuse
-            else:
+            elif isinstance(runner, Runner):
                 runner.tune(call.args[0], CallArgs(call.args[1:], call.kwargs))
         except Exception as problem:  # Unsupported, or whatever a user's steps make of a trial
             reasons.setdefault(one_line(problem).removeprefix(f"{name}: "), []).append(name)

@@ -94,6 +94,7 @@ class Engine(ABC):
             precision.
         host_sync: Whether its runners wait for values of the device.
         on_request: Whether it is tried only when asked for, because it takes long to build.
+        hooked: Whether it runs layers that the network calls one by one, as those of an adapted network.
 
     """
 
@@ -103,6 +104,7 @@ class Engine(ABC):
     tolerance: ClassVar[Mapping[torch.dtype, float]] = {torch.float32: 1e-4}
     host_sync: ClassVar[bool] = False
     on_request: ClassVar[bool] = False
+    hooked: ClassVar[bool] = False
 
     kinds: ClassVar[tuple[type, ...]] = ()
     """The kinds of steps that it is for, as classes of specs; () is any."""
@@ -111,6 +113,8 @@ class Engine(ABC):
         """Whether it is for parts of this kind; why it cannot run others is not worth a note."""
         if isinstance(spec, NetworkSpec):
             return self.whole
+        if spec.hooked or self.hooked:
+            return spec.hooked and self.hooked
         return not self.kinds or any(isinstance(step, self.kinds) for step in spec.steps)
 
     @abstractmethod

@@ -16,6 +16,7 @@ from torchpact.core.modes import Mode, as_mode
 from torchpact.engines.autotune import Choice, Notes, built, choose, joined, measuring
 from torchpact.engines.deployed import Deployed
 from torchpact.engines.graphs import as_called_block
+from torchpact.engines.hooked import PatchedLayers
 from torchpact.engines.inputs import check_of
 from torchpact.engines.patching import PatchedPart
 from torchpact.engines.registry import names_among
@@ -106,7 +107,7 @@ def deploy(
         notes |= joined(by_part)
         rows = [_row(specs[n], c, calls[n], costs[n]) for n, c in choices.items() if c is not None]
         patches = {
-            specs[name].module: PatchedPart(specs[name], choice and choice.runner)
+            specs[name].module: _patched(specs[name], choice)
             for name, choice in choices.items()
             if not _is_changed(specs[name])
         }
@@ -151,6 +152,8 @@ def _choice(
     if reason is not None:
         notes[reason] = None
         return None
+    if spec.hooked:
+        return _layerwise_choice(spec, names, notes, asked)
     call = calls[0].given.map(channels_last) if spec.conv_units is not None else calls[0].given
     choice = choose(spec, call, [each.ponder for each in calls], names, notes, asked)
     if spec.reason and not any(spec.reason in note for note in notes):
@@ -158,6 +161,21 @@ def _choice(
     if choice.runner is None:
         return choice
     return choice._replace(runner=as_called_block(choice.runner, call, spec, notes))
+
+
+def _patched(spec: BlockSpec, choice: Choice | None) -> PatchedPart | PatchedLayers:
+    """Return what stands for a part."""
+    runner: Any = choice and choice.runner
+    return PatchedLayers(spec, runner) if spec.hooked else PatchedPart(spec, runner)
+
+
+def _layerwise_choice(spec: BlockSpec, names: Sequence[str], notes: Notes, asked: bool) -> Choice:
+    """Return what runs layers that the network calls itself; how fast is measured in the network."""
+    runners: dict[str, Any] = built(spec, CallArgs(), names, notes, asked)
+    if spec.reason and not any(spec.reason in note for note in notes):
+        notes[spec.reason] = None
+    best = next(iter(runners), "dense")
+    return Choice(best, {}, runners.get(best), bool(runners))
 
 
 def _why_as_it_is(spec: BlockSpec, calls: Sequence[Call]) -> str | None:

@@ -7,9 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from torchpact.core.block import AdaptiveBlock
 from torchpact.core.call_args import CallArgs, channels_last
+from torchpact.core.collect import active_collectors, report, uncollected
 from torchpact.core.frozen import FrozenModule
+from torchpact.core.halting_module import HaltingModule, halting_modules
 from torchpact.core.modes import Thresholded
 from torchpact.core.run_bounds import run_bounds
 from torchpact.core.thresholds import Thresholds, as_thresholds
@@ -34,7 +35,7 @@ class Deployed(FrozenModule):
     """
 
     network: Any
-    blocks: Mapping[str, AdaptiveBlock]
+    blocks: Mapping[str, HaltingModule]
 
     def __init__(self, own: nn.Module, like: Tensor, check: InputCheck | None = None) -> None:
         floating = (p for p in own.parameters() if p.is_floating_point())
@@ -44,8 +45,7 @@ class Deployed(FrozenModule):
         self.report = Report(0, [])
         self.channels_last = False
         self.check = check
-        modules = own.named_modules()
-        self.__dict__["blocks"] = {n: block for n, block in modules if isinstance(block, AdaptiveBlock)}
+        self.__dict__["blocks"] = halting_modules(own)
         self._fitting: set[torch.Size] = set()  # that came before
         if hasattr(own, "config"):
             self.config = own.config
@@ -123,15 +123,27 @@ class Deployed(FrozenModule):
         self, args: tuple[Any, ...], kwargs: dict[str, Any], bounds: Mapping[str, tuple[float, ...]] | None
     ) -> Any:
         if isinstance(self.network, NetworkRunner):
-            return self.network(args[0], bounds)
+            return self._run_as_a_whole(self.network, args[0], bounds)
         if bounds is None:
             return self.network(*args, **kwargs)
         with run_bounds({self.blocks[name]: each for name, each in bounds.items()}):
             return self.network(*args, **kwargs)
 
+    def _run_as_a_whole(
+        self, network: NetworkRunner, images: Tensor, bounds: Mapping[str, tuple[float, ...]] | None
+    ) -> Any:
+        collectors = active_collectors()
+        if not collectors:
+            return network(images, bounds)
+        with uncollected():  # blocks that run as they are would tell, too
+            logits, ponders = network(images, bounds)
+        for block, ponder in zip(self.blocks.values(), ponders, strict=True):
+            report(block, ponder, collectors)
+        return logits, ponders
+
     def _bounds_of(self, thresholds: Thresholds | float) -> dict[str, tuple[float, ...]]:
         """Return the bounds of all blocks in a call, by name."""
-        modes = [block.mode for block in self.blocks.values()]
+        modes = [block.present_mode for block in self.blocks.values()]
         if modes and not any(isinstance(mode, Thresholded) for mode in modes):
             raise ValueError(f"expected the mode thresholded with thresholds, got {modes[0]}")
         heads = {name: block.max_steps - 1 for name, block in self.blocks.items()}

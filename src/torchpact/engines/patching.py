@@ -8,10 +8,12 @@ from torch import Tensor, nn
 
 from torchpact.core.block import AdaptiveBlock
 from torchpact.core.call_args import CallArgs
+from torchpact.core.collect import report
 from torchpact.core.modes import Thresholded
 from torchpact.core.ponder import Ponder, is_unknown, without_details
 from torchpact.core.run_bounds import run_bounds_of
 from torchpact.engines.base import Runner, Unsupported
+from torchpact.engines.hooked import PatchedLayers
 from torchpact.engines.reference import Reference
 from torchpact.flops.metering import loop_of
 from torchpact.specs import BlockSpec
@@ -35,13 +37,21 @@ class PatchedPart:
         self.runner = runner
         self.contiguous = False  # whether the network cannot take maps with their channels last
 
+    def install(self) -> None:
+        """Stand in the place of the part's forward, wherever it is called from."""
+        self.spec.module.forward = self
+
+    def remove(self) -> None:
+        """Leave the part as it was."""
+        del self.spec.module.forward
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Return what the part does."""
         spec = self.spec
         own = (run_bounds_of(self.block) or spec.bounds) if self.compares else None
         weights = kwargs.get("weights")
         given = step_call(CallArgs(args, kwargs)) if kwargs else CallArgs(args)
-        *output, ponder = self._run(given.args[0], CallArgs(given.args[1:], given.kwargs), own)
+        ran, (*output, ponder) = self._run(given.args[0], CallArgs(given.args[1:], given.kwargs), own)
         if self.contiguous:
             output = [x.contiguous() if isinstance(x, Tensor) else x for x in output]
         if ponder is None:
@@ -51,26 +61,29 @@ class PatchedPart:
         probs, steps, expected, cost, log_prob, own_weights, *_ = ponder
         weights = own_weights if weights is None else AdaptiveBlock.checked_weights(weights, steps)
         known = Ponder(probs, steps, expected, cost, log_prob, weights, spec.label, spec.price)
+        if ran and self.block is not None:  # else the part has told by itself
+            report(self.block, known)
         return (*output, known)
 
-    def _run(self, u: Any, context: CallArgs, bounds: Bounds) -> Any:
+    def _run(self, u: Any, context: CallArgs, bounds: Bounds) -> tuple[bool, Any]:
+        """Return whether the runner ran it, and what the part returns."""
         if self.runner is not None:
             try:
                 fixed = "mode" not in context.kwargs and "thresholds" not in context.kwargs
                 if fixed and self.runner.accepts(u, context):
-                    return self.runner(u, context, bounds)
+                    return True, self.runner(u, context, bounds)
             except Unsupported:  # such a call; the part runs it
                 pass
-        return self.reference(u, context)  # which sees the bounds of the run itself
+        return False, self.reference(u, context)  # which sees the bounds of the run itself
 
 
-Patches = Mapping[nn.Module, PatchedPart]
+Patches = Mapping[nn.Module, PatchedPart | PatchedLayers]
 
 
 def patch(patches: Patches) -> None:
     """Have parts run by what stands for them, wherever they are called from."""
-    for part, patched in patches.items():
-        part.forward = patched
+    for patched in patches.values():
+        patched.install()
 
 
 @contextmanager
@@ -80,5 +93,5 @@ def patched(patches: Patches) -> Iterator[None]:
     try:
         yield
     finally:
-        for part in patches:
-            del part.forward
+        for each in patches.values():
+            each.remove()

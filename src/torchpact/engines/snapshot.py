@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 from torchpact.checks import one_line
-from torchpact.core.block import AdaptiveBlock
 from torchpact.core.call_args import tensors_in
 from torchpact.core.frozen import FrozenModule
+from torchpact.core.halting_module import HaltingModule
 from torchpact.core.modes import Mode
 from torchpact.engines.graphs import generators_of, restored
 
@@ -33,7 +33,7 @@ def snapshot(net: nn.Module, mode: Mode | None = None, details: bool | None = No
     """
     if any(isinstance(module, FrozenModule) for module in net.modules()):
         raise TypeError("expected a model, got what is deployed: deploy the model that it was made of")
-    known: dict[int, Any] = {id(b.mode): b.mode for b in net.modules() if isinstance(b, AdaptiveBlock)}
+    known: dict[int, Any] = {id(b.mode): b.mode for b in net.modules() if isinstance(b, HaltingModule)}
     for module in net.modules():
         # computed with gradients, as ponders that are kept for a loss are: such cannot be copied
         known |= {id(x): x.detach().clone() for x in tensors_in(vars(module)) if not x.is_leaf}
@@ -44,7 +44,7 @@ def snapshot(net: nn.Module, mode: Mode | None = None, details: bool | None = No
             f"expected a network that can be copied, got a {type(net).__name__} with what cannot: "
             f"{one_line(error)}"
         ) from error
-    for block in (module for module in own.modules() if isinstance(module, AdaptiveBlock)):
+    for block in (module for module in own.modules() if isinstance(module, HaltingModule)):
         block.mode, block.details = mode or block.mode, block.details if details is None else details
     for parameter in own.parameters():
         parameter.requires_grad_(False)
@@ -56,7 +56,7 @@ def left_as_it_was(*nets: nn.Module) -> Iterator[None]:
     """Put back, in the end, the buffers of networks, the generators that modes draw from, and torch's own."""
     modules = [module for net in nets for module in net.modules()]
     buffers = [(buffer, buffer.clone()) for net in nets for buffer in net.buffers()]
-    generators = generators_of(module.mode for module in modules if isinstance(module, AdaptiveBlock))
+    generators = generators_of(module.present_mode for module in modules if isinstance(module, HaltingModule))
     devices = {parameter.device for net in nets for parameter in net.parameters() if parameter.is_cuda}
     try:
         with torch.random.fork_rng(devices), restored(generators):

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -13,6 +14,7 @@ from torchpact.engines.autotune import Notes, fastest
 from torchpact.engines.base import NetworkRunner, Runner
 from torchpact.engines.generic.dense import DENSE
 from torchpact.engines.graphs import Graphed, as_called, generators_of
+from torchpact.engines.hooked import PatchedLayers
 from torchpact.engines.patching import PatchedPart, Patches, patch, patched
 from torchpact.engines.reference import Reference
 from torchpact.engines.sequential import BlockByBlock, Whole
@@ -44,12 +46,14 @@ def as_copy(
     """
     skipping = {part: each for part, each in patches.items() if each.runner is not None}
     plain = {
-        part: PatchedPart(each.spec, DENSE.build_plain(each.spec, ponders[each.spec.name]))
+        part: _plain(each, ponders[each.spec.name])
         for part, each in patches.items()
         if ponders[each.spec.name]
     }
     gated = {part: each for part, each in patches.items() if _skips_itself(each)}
-    dense = {part: PatchedPart(each.spec, Reference(each.spec, dense=True)) for part, each in gated.items()}
+    dense: dict[nn.Module, PatchedPart | PatchedLayers] = {
+        part: PatchedPart(each.spec, Reference(each.spec, dense=True)) for part, each in gated.items()
+    }
     ways: dict[str, Patches] = {"dense": dense, "plain": plain}
     if skipping:
         ways["blocks"] = skipping
@@ -70,14 +74,22 @@ def as_copy(
     best = fastest(seconds, among)
     if best == "dense":
         for part, each in skipping.items():
-            each.runner = dense[part].runner if part in dense else None
+            instead: Any = dense[part].runner if part in dense else None
+            each.runner = instead
     patch(patches)
     return best, seconds, by_layout[best].index(seconds[best]) > 0
 
 
-def _skips_itself(patched: PatchedPart) -> bool:
+def _plain(patched: PatchedPart | PatchedLayers, ponders: Sequence[Ponder | None]) -> Any:
+    """Return what runs all steps of a part and decides nothing."""
+    if isinstance(patched, PatchedLayers):
+        return PatchedLayers(patched.spec, None, adaptive=False)
+    return PatchedPart(patched.spec, DENSE.build_plain(patched.spec, ponders))
+
+
+def _skips_itself(patched: PatchedPart | PatchedLayers) -> bool:
     """Whether steps of a part compute active positions only by themselves, unless told not to."""
-    return any(has_gated_execution(step) for step in patched.spec.steps)
+    return not patched.spec.hooked and any(has_gated_execution(step) for step in patched.spec.steps)
 
 
 class _Rebuilt:

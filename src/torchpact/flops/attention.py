@@ -2,19 +2,24 @@
 
 from torch import Tensor
 
-from torchpact.specs.steps import AttentionLayer
+from torchpact.specs.attention import AttentionLayer
 
 
-def attention_flops(spec: AttentionLayer, active: Tensor, length: int) -> Tensor:
+def attention_flops(
+    spec: AttentionLayer, active: Tensor, length: int, real: Tensor | None = None, past: int = 0
+) -> Tensor:
     """Return the FLOPs of a layer for each example.
 
     Active tokens are charged for queries, scores, weighted sums, output projection and MLP; keys and values
-    of all tokens are charged where any token of the example is active. Causal layers are charged as others.
+    of all real tokens are charged where any token of the example is active. Padding is charged for nothing.
+    Causal layers are charged as others; a window limits the tokens that one attends to.
 
     Args:
         spec: The layer.
         active: Booleans, of shape (batch, length, 1) or (batch, 1, 1).
         length: The tokens of an example.
+        real: False for padding, of shape (batch, length); None where there is none.
+        past: How many tokens more have their keys and values in a cache.
 
     Returns:
         Integers of shape (batch,).
@@ -27,8 +32,16 @@ def attention_flops(spec: AttentionLayer, active: Tensor, length: int) -> Tensor
         tensor([     0, 149760, 258560])
 
     """
-    tokens = active.expand(len(active), length, 1).sum((1, 2))
-    return tokens * token_flops(spec, length) + (tokens > 0) * key_value_flops(spec, length)
+    active = active.expand(len(active), length, 1).squeeze(2)
+    if real is None:
+        tokens = active.sum(1)
+        return tokens * token_flops(spec, length + past) + (tokens > 0) * key_value_flops(spec, length)
+    tokens, lengths = (active & real).sum(1), real.sum(1)
+    attended = lengths + past
+    if spec.window is not None:
+        attended = attended.clamp(max=spec.window)
+    each = token_flops(spec, 0) + attended * _pair_flops(spec)
+    return tokens * each + (tokens > 0) * lengths * key_value_flops(spec, 1)
 
 
 def token_flops(spec: AttentionLayer, length: int) -> int:
@@ -38,7 +51,9 @@ def token_flops(spec: AttentionLayer, length: int) -> int:
     >>> token_flops(step_spec(tp.models.TransformerUnit(32, heads=4)), 10) == 4 * 32 * (32 + 10 + 128)
     True
     """
-    return 4 * spec.size * (spec.size + length + spec.linear1.out_features)
+    attended = length if spec.window is None else min(length, spec.window)
+    width, products = spec.heads * spec.head_size, 2 if spec.gate is None else 3
+    return 4 * spec.size * width + attended * _pair_flops(spec) + 2 * products * spec.size * spec.hidden
 
 
 def key_value_flops(spec: AttentionLayer, length: int) -> int:
@@ -48,4 +63,9 @@ def key_value_flops(spec: AttentionLayer, length: int) -> int:
     >>> key_value_flops(step_spec(tp.models.TransformerUnit(32, heads=4)), 10) == 2 * 2 * 10 * 32 * 32
     True
     """
-    return 4 * length * spec.size**2
+    return 4 * length * spec.size * spec.kv_heads * spec.head_size
+
+
+def _pair_flops(spec: AttentionLayer) -> int:
+    """Those of a score and its part of the weighted sum, in all heads."""
+    return 4 * spec.heads * spec.head_size

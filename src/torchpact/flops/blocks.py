@@ -81,8 +81,10 @@ def call_cost(spec: BlockSpec, call: Call, prices: Prices, batch: int) -> BlockC
         raise TypeError(
             f"expected {title(spec.name)} to run {spec.max_steps} steps, got {len(prices.steps)} calls"
         )
-    if call.ponder.weights is not None:  # padding costs nothing
-        steps = torch.where(call.ponder.weights > 0, steps, 0)
+    weights, real = call.ponder.weights, None
+    if weights is not None:  # padding costs nothing
+        steps = torch.where(weights > 0, steps, 0)
+        real = weights.squeeze(2) > 0 if weights.dim() == 3 and weights.size(1) > 1 else None
     rows = steps.reshape(batch, -1) if batch else steps.new_zeros(0, 1)
     # prices are of all examples; a time step of a recurrent layer costs as much as any other, else a price is
     # that of all positions
@@ -90,15 +92,44 @@ def call_cost(spec: BlockSpec, call: Call, prices: Prices, batch: int) -> BlockC
     flops = torch.zeros(batch, dtype=torch.double)
     for index, price in enumerate(prices.steps[: spec.max_steps]):
         asked = sum(prices.heads[index : index + 1]) if index + 1 < spec.max_steps else 0
-        known = step_flops(spec.steps[index], steps > index, call.output.shape) if batch else None
+        known = step_flops(spec.steps[index], steps > index, _by_batch(spec, call), real) if batch else None
         if known is not None:
             price = 0
             flops += known.reshape(batch, -1).sum(1).cpu()
         flops += (rows > index).sum(1).cpu() * ((price + asked) / shares)
-    each = sum(prices.steps[: spec.max_steps])
-    real = int((rows > 0).sum())
-    share = float(rows.double().sum()) / max(real, 1) / spec.max_steps
-    return BlockCost(flops.round().long().to(steps.device), each * real / max(batch, 1) / shares, share)
+    count = int((rows > 0).sum())
+    share = float(rows.double().sum()) / max(count, 1) / spec.max_steps
+    plain = _plain_cost(spec, call, prices, batch, count / shares, real)
+    return BlockCost(flops.round().long().to(steps.device), plain, share)
+
+
+def _plain_cost(
+    spec: BlockSpec, call: Call, prices: Prices, batch: int, share: float, real: Tensor | None
+) -> float:
+    """Return what an example costs, in the mean, if every real position runs all steps and no head is asked.
+
+    Args:
+        spec: The part.
+        call: A call of it.
+        prices: What its steps cost where nothing halts.
+        batch: How many examples there are.
+        share: The share of positions that are real.
+        real: False for padding, (batch, length); None where there is none.
+
+    """
+    total, everywhere = 0.0, torch.ones(1, dtype=torch.bool)
+    for index, price in enumerate(prices.steps[: spec.max_steps]):
+        assert call.ponder is not None
+        active = everywhere.expand(call.ponder.steps.shape) if real is None else real.unsqueeze(2)
+        known = step_flops(spec.steps[index], active, _by_batch(spec, call), real) if batch else None
+        total += price * share / max(batch, 1) if known is None else float(known.sum()) / batch
+    return total
+
+
+def _by_batch(spec: BlockSpec, call: Call) -> tuple[int, ...]:
+    """Return the shape of the state with the batch as its first dimension."""
+    shape = tuple(call.output.shape)
+    return (shape[1], shape[0], *shape[2:]) if spec.hooked and spec.batch_dim else shape
 
 
 def _conv_cost(spec: BlockSpec, call: Call, batch: int) -> BlockCost:

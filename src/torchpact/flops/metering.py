@@ -11,7 +11,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from torchpact.core.block import AdaptiveBlock
 from torchpact.core.call_args import CallArgs
+from torchpact.core.layer_run import LayerRun
 from torchpact.core.modes import NeverHalt
+from torchpact.core.overrides import use_mode
 from torchpact.specs.call_capture import title
 
 if TYPE_CHECKING:
@@ -47,8 +49,14 @@ def metered_prices(
 
     prices: dict[str, list[Prices]] = {name: [] for name in found}
     counter = FlopCounterMode(display=False)
-    with _every_product_seen(net), counter, _Meters(counter, found, prices):
+    runs = [part for part in found.values() if isinstance(part, LayerRun)]
+    with _every_product_seen(net), counter, _Meters(counter, found, prices), ExitStack() as stack:
+        for run in runs:
+            stack.enter_context(use_mode(run, NeverHalt()))
         given.call(net)
+    for name, part in found.items():
+        if isinstance(part, LayerRun):  # which is not called: its calls are its layers' and heads'
+            prices[name] = [each._replace(whole=sum(each.steps) + sum(each.heads)) for each in prices[name]]
     inside = sum(call.whole for calls in prices.values() for call in calls)
     return prices, int(counter.get_total_flops()) - inside
 
@@ -87,6 +95,9 @@ class _Meters:
 
     def __enter__(self) -> None:
         for name, part in self.found.items():
+            if isinstance(part, LayerRun):
+                self._along(part, name)
+                continue
             block = loop_of(part)
             self._around(part, name, adaptive=block is not None)
             if block is None:
@@ -122,6 +133,30 @@ class _Meters:
 
         self.handles.append(part.register_forward_pre_hook(begin, with_kwargs=True))
         self.handles.append(part.register_forward_hook(end))
+
+    def _along(self, run: LayerRun, name: str) -> None:
+        """Read the counter around the layers of a run, and around its heads, which run after them."""
+        calls, before = self.prices[name], []
+
+        def begin(*_: object) -> None:
+            before.append(self._now())
+
+        def end_layer(*_: object) -> None:
+            spent = self._now() - before.pop()
+            if not calls or len(calls[-1].steps) == run.max_steps:
+                calls.append(Prices([], [], 0))
+            calls[-1].steps.append(spent)
+
+        def end_head(*_: object) -> None:
+            calls[-1].heads.append(self._now() - before.pop())
+
+        for layer in {id(layer): layer for layer in run.layers}.values():
+            self.handles.append(layer.register_forward_pre_hook(begin))
+            # before the hook of the run, which calls the head
+            self.handles.append(layer.register_forward_hook(end_layer, prepend=True))
+        for head in run.heads:
+            self.handles.append(head.register_forward_pre_hook(begin))
+            self.handles.append(head.register_forward_hook(end_head))
 
     def _inside(self, module: nn.Module, name: str, kind: str) -> None:
         before: list[int] = []

@@ -15,6 +15,7 @@ from torchpact.core import state as _state
 from torchpact.core.block import AdaptiveBlock
 from torchpact.core.callables import unwrapped
 from torchpact.core.loop import HaltingLoop
+from torchpact.core.collect import report
 from torchpact.core.modes import Mode, as_mode
 from torchpact.core.ponder import Ponder
 from torchpact.core.state import State
@@ -163,7 +164,9 @@ class AdaptiveRNN(nn.Module):
         """
         mode = self.block.mode if mode is None else as_mode(mode)
         bounds = self.block.bounds_of(mode, thresholds)
-        return self.run(input, state, lengths=lengths, mode=mode, bounds=bounds)
+        output, final, ponder = self.run(input, state, lengths=lengths, mode=mode, bounds=bounds)
+        report(self.block, ponder)
+        return output, final, ponder
 
     def run(
         self,

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from torchpact.specs import AttentionLayer, register_step, run_gated
+from torchpact.specs import AttentionLayer, Projection, register_step, run_gated
 
 
 class TransformerUnit(nn.TransformerEncoderLayer):
@@ -144,7 +144,7 @@ def attention_layer(unit: TransformerUnit) -> AttentionLayer:
 
     Example:
         >>> spec = attention_layer(TransformerUnit(32, heads=4))
-        >>> spec.size, spec.heads, spec.linear1.out_features
+        >>> spec.size, spec.heads, spec.hidden
         (32, 4, 128)
 
     """
@@ -152,12 +152,11 @@ def attention_layer(unit: TransformerUnit) -> AttentionLayer:
     return AttentionLayer(
         norm1=unit.norm1,
         norm2=unit.norm2,
-        qkv_weight=own.in_proj_weight,
-        qkv_bias=own.in_proj_bias,
-        out=own.out_proj,
+        qkv=Projection(own.in_proj_weight, own.in_proj_bias),
+        out=Projection.of(own.out_proj),
         heads=own.num_heads,
-        linear1=unit.linear1,
-        linear2=unit.linear2,
+        up=Projection.of(unit.linear1),
+        down=Projection.of(unit.linear2),
         activation=unit.activation,
         causal=unit.causal,
         dropouts=(unit.dropout1, unit.dropout, unit.dropout2),

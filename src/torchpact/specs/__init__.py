@@ -6,12 +6,14 @@ networks.
 
 Steps      ConvUnit, AttentionLayer, PositionwiseResidual, RecurrentCell, Opaque
 Heads      ConvHead, LinearHead, RowHead, NeverHead, Opaque
+Parts      Projection; LayerContext is what one call of an attention layer is given
 Wholes     BlockSpec, NetworkSpec
 Providers  register_step, register_head, register_block, register_network; block_spec, network_spec
 Prices     register_price, price_of: what a step of one's own costs
 Execution  register_gated, run_gated, dense_execution: how gated steps skip closed positions, or do not
 """
 
+from torchpact.specs.attention import AttentionLayer, LayerContext, Projection
 from torchpact.specs.blocks import BlockSpec, NetworkSpec
 from torchpact.specs.gated import (
     dense_execution,
@@ -32,7 +34,6 @@ from torchpact.specs.providers import (
     step_spec,
 )
 from torchpact.specs.steps import (
-    AttentionLayer,
     Conv,
     ConvUnit,
     Norm,
@@ -49,12 +50,14 @@ __all__ = [
     "ConvHead",
     "ConvUnit",
     "HeadSpec",
+    "LayerContext",
     "LinearHead",
     "NetworkSpec",
     "NeverHead",
     "Norm",
     "Opaque",
     "PositionwiseResidual",
+    "Projection",
     "RecurrentCell",
     "RowHead",
     "StepSpec",

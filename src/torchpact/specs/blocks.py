@@ -45,6 +45,8 @@ class BlockSpec:
     """The dimension of the input that is the batch."""
     recurrent: bool = False
     """Whether it is a recurrent layer, each of whose time steps is a block."""
+    hooked: bool = False
+    """Whether it is a run of layers that the network calls itself, and hooks drive."""
 
     @property
     def adaptive(self) -> bool:

@@ -2,13 +2,16 @@
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
-from torchpact.core.block import AdaptiveBlock
 from torchpact.core.call_args import CallArgs, first_tensor
+from torchpact.core.collect import Collector, collecting
+from torchpact.core.halting_module import HaltingModule
+from torchpact.core.layer_run import LayerRun
 from torchpact.core.ponder import Ponder
 from torchpact.core.state import parts
 from torchpact.specs.providers import block_spec, is_block
@@ -30,8 +33,12 @@ def adaptive_parts(net: nn.Module) -> dict[str, nn.Module]:
     >>> [*adaptive_parts(nn.Sequential(nn.Tanh(), tp.AdaptiveRNN(nn.GRUCell(9, 16), max_steps=3)))]
     ['1']
     """
-    found = {name: module for name, module in net.named_modules() if is_block(module)}
-    layers = [part for part in found.values() if not isinstance(part, AdaptiveBlock)]
+    found = {
+        module.name_within(name) if isinstance(module, HaltingModule) else name: module
+        for name, module in net.named_modules()
+        if is_block(module)
+    }
+    layers = [part for part in found.values() if not isinstance(part, HaltingModule)]
     inner = {id(below) for layer in layers for below in layer.modules() if below is not layer}
     return {name: part for name, part in found.items() if id(part) not in inner}
 
@@ -73,8 +80,13 @@ def captured(found: Mapping[str, nn.Module], keep: bool = False) -> Iterator[dic
 
     """
     calls: dict[str, list[Call]] = {name: [] for name in found}
-    handles = []
+    runs = {part: name for name, part in found.items() if isinstance(part, LayerRun)}
+    collector = _RunCalls(runs, calls)
+    entered = {run: partial(collector.entered, run) for run in runs}
+    handles: list[Any] = [run.layers[0].register_forward_hook(note) for run, note in entered.items()]
     for name, part in found.items():
+        if isinstance(part, LayerRun):
+            continue
 
         def note(
             _part: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], returned: Any, name: str = name
@@ -87,7 +99,27 @@ def captured(found: Mapping[str, nn.Module], keep: bool = False) -> Iterator[dic
 
         handles.append(part.register_forward_hook(note, with_kwargs=True))
     try:
-        yield calls
+        with collecting(collector):
+            yield calls
     finally:
         for handle in handles:
             handle.remove()
+
+
+class _RunCalls(Collector):
+    """Records what runs of layers did, which are not called as modules."""
+
+    def __init__(self, runs: Mapping[LayerRun, str], calls: Mapping[str, list[Call]]) -> None:
+        super().__init__({**runs})
+        self.calls = calls
+        self.states: dict[LayerRun, torch.Tensor] = {}
+
+    def entered(self, run: LayerRun, _layer: nn.Module, _args: Any, returned: Any) -> None:
+        """Note the shape of the state after a first layer."""
+        state = returned[0] if isinstance(returned, tuple) else returned
+        self.states[run] = torch.empty_like(state, device="meta")
+
+    def add(self, block: HaltingModule, ponder: Ponder) -> None:
+        """Note a call that ends."""
+        if isinstance(block, LayerRun) and block in self.names:
+            self.calls[self.names[block]].append(Call(CallArgs(), self.states[block], ponder))

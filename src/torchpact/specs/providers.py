@@ -16,6 +16,8 @@ from torch import nn
 from torchpact.checks import one_line
 from torchpact.core.block import AdaptiveBlock
 from torchpact.core.callables import unwrapped
+from torchpact.core.halting_module import HaltingModule
+from torchpact.core.layer_run import LayerHook, LayerRun
 from torchpact.core.modes import Thresholded
 from torchpact.specs.blocks import BlockSpec, NetworkSpec
 from torchpact.specs.heads import HeadSpec
@@ -32,7 +34,7 @@ def register_step(kind: type[nn.Module] | str) -> Callable[[F], F]:
     """Register what tells the specs of steps of a class; used as a decorator of a function of the module.
 
     Args:
-        kind: The class, or its qualified name ``package.module.Class`` where its package may not be installed.
+        kind: The class, or its qualified name ``package.module.Class``, where it is not to be imported.
 
     Example:
         >>> class Twice(nn.Module):
@@ -116,7 +118,18 @@ def _asked(table: dict[Any, Any], module: nn.Module, name: str, hooks: bool = Fa
 
 def is_watched(*modules: nn.Module) -> bool:
     """Whether any module has forward hooks, which see what it is given, or change what it gives."""
-    return any(module._forward_hooks or module._forward_pre_hooks for module in modules)
+    return any(
+        not _only_looks(hook)
+        for module in modules
+        for hook in (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
+    )
+
+
+def _only_looks(hook: Any) -> bool:
+    """Whether a hook is one that drives a run of layers, or one of transformers that captures outputs."""
+    name = getattr(hook, "__qualname__", "")
+    captures = name.startswith("install_output_") and getattr(hook, "__module__", "").startswith("transformers.")
+    return isinstance(hook, LayerHook) or captures
 
 
 def is_changed(block: nn.Module) -> bool:
@@ -145,6 +158,8 @@ def block_spec(block: nn.Module, name: str = "", *, hooks: bool = False) -> Bloc
     provider = _block_provider(block)
     if provider is not None:
         return replace(provider(block), name=name)
+    if isinstance(block, LayerRun):
+        return _run_spec(block, name or block.name, hooks)
     if not isinstance(block, AdaptiveBlock):
         raise TypeError(f"expected an adaptive block, got a {type(block).__name__}")
     count = block.max_steps
@@ -164,9 +179,32 @@ def block_spec(block: nn.Module, name: str = "", *, hooks: bool = False) -> Bloc
     )
 
 
+def _run_spec(run: LayerRun, name: str, hooks: bool) -> BlockSpec:
+    count, layers = run.max_steps, {id(layer): layer for layer in run.layers}
+    known = {
+        key: step_spec(layer, f"layer {n}", hooks=hooks) for n, (key, layer) in enumerate(layers.items(), 1)
+    }
+    heads = [head_spec(head, f"head {n}", hooks=hooks) for n, head in enumerate(run.heads, start=1)]
+    mode = run.present_mode
+    return BlockSpec(
+        module=run,
+        steps=tuple(known[id(layer)] for layer in run.layers),
+        heads=tuple((heads * count if len(heads) == 1 else heads)[: count - 1]),
+        mode=mode,
+        details=run.details,
+        bounds=run.bounds if isinstance(mode, Thresholded) else None,
+        shared=len(layers) == 1,
+        name=name,
+        label=run.name,
+        price=run.price,
+        batch_dim=run.batch_dim,
+        hooked=True,
+    )
+
+
 def is_block(module: nn.Module) -> bool:
     """Whether a module is an adaptive part of a network: a block, or of a class that has a provider."""
-    return isinstance(module, AdaptiveBlock) or _block_provider(module) is not None
+    return isinstance(module, HaltingModule) or _block_provider(module) is not None
 
 
 def _block_provider(module: nn.Module) -> Callable[[Any], BlockSpec] | None:

@@ -1,12 +1,13 @@
 """What one step of a block is: frozen records of weights and settings."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+
+from torchpact.specs.attention import AttentionLayer
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,38 +107,6 @@ class ConvUnit:
             layout = torch.channels_last
             folded.append((weight.to(conv.weight.dtype, memory_format=layout, copy=True), bias))
         return folded
-
-
-@dataclass(frozen=True, eq=False)
-class AttentionLayer:
-    """A transformer layer: attention and an MLP, each added to its input, over tokens (batch, length, size).
-
-    ``order`` "pre" is u + attention(norm1(u)), then u + mlp(norm2(u)). Modules and weights are those of the
-    layer, not copies: gradients reach them.
-    """
-
-    norm1: nn.Module
-    norm2: nn.Module
-    qkv_weight: Tensor
-    """Of queries, keys and values, one below the other: (3·size, size)."""
-    qkv_bias: Tensor | None
-    out: nn.Linear
-    heads: int
-    linear1: nn.Linear
-    linear2: nn.Linear
-    activation: Callable[[Tensor], Tensor]
-    causal: bool
-    """Whether tokens attend to those before them, and to themselves, only."""
-    dropouts: tuple[nn.Module, nn.Module, nn.Module]
-    """After the output projection, inside the MLP, and after it."""
-    attention_dropout: float
-    """As it is now: 0 in evaluation."""
-    order: Literal["pre"] = "pre"
-
-    @property
-    def size(self) -> int:
-        """The features of a token."""
-        return self.out.in_features
 
 
 @dataclass(frozen=True, eq=False)

@@ -5,14 +5,12 @@ nothing. The host waits for the gate. Where little would be saved the layer comp
 formula.
 """
 
-import itertools
-from collections.abc import Iterator
-
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from torchpact.checks import readable
+from torchpact.engines.attention.rectangles import groups_of_rows
 from torchpact.flops.attention import key_value_flops, token_flops
 from torchpact.specs import AttentionLayer, register_gated
 
@@ -40,10 +38,11 @@ def attend_by_rows(
         padding: True for tokens that others do not attend to, of shape (batch, length).
 
     Returns:
-        The tokens; None where computing all of them takes no longer, and where the gate cannot be read.
+        The tokens; None where computing all of them takes no longer, where the gate cannot be read, and for
+        layers other than :class:`~torchpact.models.TransformerUnit`.
 
     """
-    if not readable(gate):
+    if not spec.is_unit or not readable(gate):
         return None
     gate = gate.expand(*u.shape[:2], 1)
     is_open = gate.squeeze(2) != 0
@@ -81,7 +80,8 @@ def pays(spec: AttentionLayer, counts: list[int], length: int) -> bool:
 
 def _on_all(spec: AttentionLayer, u: Tensor, padding: Tensor | None, gate: Tensor) -> Tensor:
     """Compute all tokens, and mask."""
-    queries, keys, values = F.linear(spec.norm1(u), spec.qkv_weight, spec.qkv_bias).chunk(3, -1)
+    assert spec.qkv is not None  # see is_unit
+    queries, keys, values = spec.qkv(spec.norm1(u)).chunk(3, -1)
     mask = _visible(padding)
     if spec.causal and mask is not None:
         mask = mask & torch.ones(u.size(1), u.size(1), dtype=torch.bool, device=u.device).tril()
@@ -109,14 +109,15 @@ def _attention_of_rows(
     spec: AttentionLayer, rows: Tensor, counts: list[int], u: Tensor, padding: Tensor | None
 ) -> Tensor:
     """Return what attention adds to these tokens, one after the other; so many of each example."""
-    weight, bias, size = spec.qkv_weight, spec.qkv_bias, spec.size
+    assert spec.qkv is not None
+    weight, bias, size = spec.qkv.weight, spec.qkv.bias, spec.size
     x, length = spec.norm1(u), u.size(1)
     picked = x.flatten(0, 1).index_select(0, rows)
     queries = F.linear(picked, weight[:size], None if bias is None else bias[:size])
     keys, values = F.linear(x, weight[size:], None if bias is None else bias[size:]).chunk(2, -1)
     visible, last = _visible(padding), rows % length
     results, places = [], []
-    for examples, take, real in _groups(counts, u.device, _is_even(spec, counts, length)):
+    for examples, take, real in groups_of_rows(counts, u.device, _is_even(spec, counts, length)):
         mask, own_keys, own_values = visible, keys, values
         if len(examples) < len(u):
             own_keys, own_values = keys.index_select(0, examples), values.index_select(0, examples)
@@ -142,35 +143,6 @@ def _is_even(spec: AttentionLayer, counts: list[int], length: int) -> bool:
     tokens, examples = sum(counts), len(counts)
     lost = 4 * spec.size * length * (examples * max(counts) - tokens)
     return lost <= (tokens * token_flops(spec, length) + examples * key_value_flops(spec, length)) / 20
-
-
-def _groups(
-    counts: list[int], device: torch.device, together: bool = False
-) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """Yield examples that have about as many rows, or all ``together``, and which these rows are.
-
-    All rows lie one after the other, those of an example together; an example that has fewer than another of
-    its group takes its last row several times, and ``real`` says which are none of these.
-
-    >>> for examples, take, real in _groups([3, 1, 2], torch.device("cpu")):
-    ...     print(examples.tolist(), take.tolist(), real.tolist())
-    [0, 2] [[0, 1, 2], [4, 5, 5]] [0, 1, 2, 3, 4]
-    [1] [[3]] [0]
-    """
-    starts = [0, *itertools.accumulate(counts)]
-    groups: list[list[int]] = [[*range(len(counts))]]
-    if not together and 2 * min(counts) < max(counts):
-        groups = []
-        for example in sorted(range(len(counts)), key=counts.__getitem__, reverse=True):
-            if not groups or 2 * counts[example] < counts[groups[-1][0]]:
-                groups.append([])
-            groups[-1].append(example)
-    for examples in groups:
-        own = torch.tensor([counts[example] for example in examples], device=device)[:, None]
-        first = torch.tensor([starts[example] for example in examples], device=device)[:, None]
-        places = torch.arange(max(counts[example] for example in examples), device=device)
-        real = (places < own).flatten().nonzero().squeeze(1)
-        yield torch.tensor(examples, device=device), first + torch.minimum(places, own - 1), real
 
 
 def _attend(
@@ -199,7 +171,7 @@ def _out_proj(spec: AttentionLayer, attended: Tensor) -> Tensor:
 def _mlp(spec: AttentionLayer, u: Tensor) -> Tensor:
     """Return what the MLP adds to each token."""
     _, inside, after = spec.dropouts
-    added: Tensor = after(spec.linear2(inside(spec.activation(spec.linear1(spec.norm2(u))))))
+    added: Tensor = after(spec.down(inside(spec.activation(spec.up(spec.norm2(u))))))
     return added
 
 

@@ -1,0 +1,233 @@
+"""What the layers of known transformers are, for engines and FLOPs: their parts by the names they have there."""
+
+import inspect
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from torch import Tensor, nn
+
+from torchpact.core.call_args import CallArgs
+from torchpact.specs import AttentionLayer, LayerContext, Projection
+
+ReadCall = Callable[[CallArgs], LayerContext | None]
+
+
+def linear(layer: Any) -> Projection:
+    """Return the projection of a linear layer.
+
+    Raises:
+        TypeError: It is no plain one: it was quantised, or has an adapter.
+
+    """
+    if type(layer) is not nn.Linear:
+        raise TypeError(f"expected it to have plain linear layers, got a {type(layer).__name__}")
+    return Projection.of(layer)
+
+
+def transposed(layer: Any) -> Projection:
+    """Return the projection of a layer whose weight is (inputs, outputs), as GPT-2's are.
+
+    Raises:
+        TypeError: It is no plain one.
+
+    """
+    if type(layer).__name__ != "Conv1D":
+        raise TypeError(f"expected it to have layers of the kind Conv1D, got a {type(layer).__name__}")
+    return Projection(layer.weight.t(), layer.bias)
+
+
+def bert_layer(layer: Any) -> AttentionLayer:
+    """Return what a layer of BERT is, and of its relatives with the same parts."""
+    if getattr(layer, "add_cross_attention", False):
+        raise ValueError("expected it to have no cross-attention")
+    attention, after = layer.attention.self, layer.attention.output
+    return AttentionLayer(
+        norm1=after.LayerNorm,
+        norm2=layer.output.LayerNorm,
+        query=linear(attention.query),
+        key=linear(attention.key),
+        value=linear(attention.value),
+        out=linear(after.dense),
+        up=linear(layer.intermediate.dense),
+        down=linear(layer.output.dense),
+        activation=layer.intermediate.intermediate_act_fn,
+        heads=attention.num_attention_heads,
+        causal=bool(layer.is_decoder),
+        order="post",
+        index=attention.layer_idx or 0,
+        read_call=hugging_face_call(layer, attention.layer_idx),
+    )
+
+
+def distilbert_layer(layer: Any) -> AttentionLayer:
+    """Return what a layer of DistilBERT is."""
+    attention = layer.attention
+    return AttentionLayer(
+        norm1=layer.sa_layer_norm,
+        norm2=layer.output_layer_norm,
+        query=linear(attention.q_lin),
+        key=linear(attention.k_lin),
+        value=linear(attention.v_lin),
+        out=linear(attention.out_lin),
+        up=linear(layer.ffn.lin1),
+        down=linear(layer.ffn.lin2),
+        activation=layer.ffn.activation,
+        heads=attention.n_heads,
+        order="post",
+        read_call=hugging_face_call(layer),
+    )
+
+
+def albert_layer(layer: Any) -> AttentionLayer:
+    """Return what a layer of ALBERT is."""
+    attention = layer.attention
+    return AttentionLayer(
+        norm1=attention.LayerNorm,
+        norm2=layer.full_layer_layer_norm,
+        query=linear(attention.query),
+        key=linear(attention.key),
+        value=linear(attention.value),
+        out=linear(attention.dense),
+        up=linear(layer.ffn),
+        down=linear(layer.ffn_output),
+        activation=layer.activation,
+        heads=attention.num_attention_heads,
+        order="post",
+        read_call=hugging_face_call(layer),
+    )
+
+
+def llama_layer(layer: Any) -> AttentionLayer:
+    """Return what a layer of Llama is, and of Mistral and Qwen, with norms of queries and keys if it has any."""
+    attention, mlp = layer.self_attn, layer.mlp
+    keys = linear(attention.k_proj)
+    return AttentionLayer(
+        norm1=layer.input_layernorm,
+        norm2=layer.post_attention_layernorm,
+        query=linear(attention.q_proj),
+        key=keys,
+        value=linear(attention.v_proj),
+        out=linear(attention.o_proj),
+        up=linear(mlp.up_proj),
+        gate=linear(mlp.gate_proj),
+        down=linear(mlp.down_proj),
+        activation=mlp.act_fn,
+        heads=attention.q_proj.out_features // attention.head_dim,
+        kv_heads=keys.outputs // attention.head_dim,
+        head_size=attention.head_dim,
+        scale=attention.scaling,
+        q_norm=getattr(attention, "q_norm", None),
+        k_norm=getattr(attention, "k_norm", None),
+        rotary=True,
+        causal=True,
+        window=getattr(attention, "sliding_window", None),
+        index=attention.layer_idx,
+        read_call=hugging_face_call(layer, attention.layer_idx, causal=True),
+    )
+
+
+def gpt2_layer(layer: Any) -> AttentionLayer:
+    """Return what a layer of GPT-2 is."""
+    if hasattr(layer, "crossattention"):
+        raise ValueError("expected it to have no cross-attention")
+    attention = layer.attn
+    return AttentionLayer(
+        norm1=layer.ln_1,
+        norm2=layer.ln_2,
+        qkv=transposed(attention.c_attn),
+        out=transposed(attention.c_proj),
+        up=transposed(layer.mlp.c_fc),
+        down=transposed(layer.mlp.c_proj),
+        activation=layer.mlp.act,
+        heads=attention.num_heads,
+        scale=attention.scaling,
+        causal=True,
+        index=attention.layer_idx,
+        read_call=hugging_face_call(layer, attention.layer_idx, causal=True),
+    )
+
+
+def vit_layer(layer: Any) -> AttentionLayer:
+    """Return what a layer of ViT or DeiT of transformers is."""
+    attention = layer.attention
+    return AttentionLayer(
+        norm1=layer.layernorm_before,
+        norm2=layer.layernorm_after,
+        query=linear(attention.q_proj),
+        key=linear(attention.k_proj),
+        value=linear(attention.v_proj),
+        out=linear(attention.o_proj),
+        up=linear(layer.mlp.fc1),
+        down=linear(layer.mlp.fc2),
+        activation=layer.mlp.activation_fn,
+        heads=attention.num_attention_heads,
+        head_size=attention.head_dim,
+        scale=attention.scaling,
+        read_call=hugging_face_call(layer),
+    )
+
+
+def torch_layer(layer: Any) -> AttentionLayer:
+    """Return what an ``nn.TransformerEncoderLayer`` is, batch first."""
+    own = layer.self_attn
+    if not own.batch_first or own.in_proj_weight is None:
+        raise ValueError("expected it to have batch_first=True and keys as wide as queries")
+    return AttentionLayer(
+        norm1=layer.norm1,
+        norm2=layer.norm2,
+        qkv=Projection(own.in_proj_weight, own.in_proj_bias),
+        out=Projection(own.out_proj.weight, own.out_proj.bias),
+        up=linear(layer.linear1),
+        down=linear(layer.linear2),
+        activation=layer.activation,
+        heads=own.num_heads,
+        order="pre" if layer.norm_first else "post",
+        read_call=torch_call,
+    )
+
+
+def hugging_face_call(layer: nn.Module, index: int | None = None, causal: bool = False) -> ReadCall:
+    """Return what reads the calls of a layer, by the names that transformers gives to arguments.
+
+    Args:
+        layer: The layer.
+        index: Its number, by which it finds its keys and values in a cache; None where it has none.
+        causal: Whether tokens see only those before them where there is no mask.
+
+    """
+    names = [*inspect.signature(inspect.unwrap(type(layer).forward)).parameters][1:]
+    return partial(_read_hugging_face, names, index, causal)
+
+
+def _read_hugging_face(names: list[str], index: int | None, causal: bool, call: CallArgs) -> LayerContext | None:
+    given = {**dict(zip(names, call.args, strict=False)), **call.kwargs}
+    mask, cache = given.get("attention_mask"), given.get("past_key_values")
+    if given.get("output_attentions") or given.get("encoder_hidden_states") is not None:
+        return None
+    if mask is not None and not (isinstance(mask, Tensor) and mask.dim() == 4):
+        return None
+    update = None
+    if cache is not None:
+        if index is None or not hasattr(cache, "update") or hasattr(cache, "cross_attention_cache"):
+            return None
+        update = partial(_updated, cache, index)
+    return LayerContext(mask, causal and mask is None, given.get("position_embeddings"), update)
+
+
+def _updated(cache: Any, index: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+    updated: tuple[Tensor, Tensor] = cache.update(keys, values, index)
+    return updated
+
+
+def torch_call(call: CallArgs) -> LayerContext | None:
+    """Return what a call of an ``nn.TransformerEncoderLayer`` is given; masks of pairs are left to the layer."""
+    names = ["src", "src_mask", "src_key_padding_mask", "is_causal"]
+    given = {**dict(zip(names, call.args, strict=False)), **call.kwargs}
+    if given.get("src_mask") is not None or given.get("is_causal"):
+        return None
+    padding = given.get("src_key_padding_mask")
+    if padding is None:
+        return LayerContext()
+    # torch turns booleans into what is added to scores before it calls a layer
+    return LayerContext((padding if padding.is_floating_point() else ~padding)[:, None, None, :])

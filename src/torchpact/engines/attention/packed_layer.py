@@ -1,0 +1,134 @@
+"""A transformer layer in three parts for rows: projections, attention of ragged rows, and what follows it."""
+
+import torch
+from torch import Tensor
+
+from torchpact.engines.attention.linear import PackedLinear
+from torchpact.engines.attention.native import attend_natively, native_problem
+from torchpact.engines.attention.ragged import Ragged, Ranges, Selection
+from torchpact.engines.attention.rectangles import attend_in_rectangles
+from torchpact.specs.attention import AttentionLayer, concatenated
+
+Rotary = tuple[Tensor, Tensor]
+
+
+class PackedLayer:
+    """The weights of a layer as they are computed with: a copy. Dropouts are left out.
+
+    Args:
+        spec: The layer.
+        fused: Whether queries, keys and values come from one product, for layers whose tokens are all active.
+
+    """
+
+    def __init__(self, spec: AttentionLayer, fused: bool) -> None:
+        self.spec = spec
+        query, key, value = spec.separate()
+        qkv = spec.qkv if spec.qkv is not None else concatenated(query, key, value)
+        whole = qkv.inputs, spec.head_size * (spec.heads + 2 * spec.kv_heads)
+        if (qkv.inputs, qkv.outputs) != whole:
+            raise ValueError(f"expected a product of {whole[1]} queries, keys and values, got {qkv.outputs}")
+        between = spec.heads * spec.head_size
+        self.fused = PackedLinear(qkv) if fused else None
+        self.query = None if fused else PackedLinear(query)
+        self.key_value = None if fused else PackedLinear(qkv.rows(between, qkv.outputs))
+        self.out = PackedLinear(spec.out, factor=spec.scale1)
+        self.gate = None if spec.gate is None else PackedLinear(spec.gate, spec.activation)
+        self.up = PackedLinear(spec.up, None if spec.gate is not None else spec.activation)
+        self.down = PackedLinear(spec.down, factor=spec.scale2)
+        self.scale = spec.head_size**-0.5 if spec.scale is None else spec.scale
+        self.native = native_problem(spec.dtype, spec.device, spec.head_size) is None
+
+    def project(
+        self, u: Tensor, picks: Tensor | None, rotary: Rotary | None, rotary_of_picks: Rotary | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return queries of picked tokens, keys and values of all; (tokens, heads, head_size).
+
+        Args:
+            u: Tokens, (tokens, size).
+            picks: Those that have queries; None for all.
+            rotary: Cosines and sines of the tokens.
+            rotary_of_picks: Those of the picked ones.
+
+        """
+        spec = self.spec
+        heads, shared, size = spec.heads, spec.kv_heads, spec.head_size
+        x = spec.norm1(u) if spec.order == "pre" else u
+        if self.fused is not None:
+            projected = self.fused(x).unflatten(1, (heads + 2 * shared, size))
+            queries, keys, values = projected.split((heads, shared, shared), 1)
+            queries = queries if picks is None else queries.index_select(0, picks)
+        else:
+            assert self.query is not None
+            queries = self.query(x if picks is None else x.index_select(0, picks)).unflatten(1, (heads, size))
+            keys, values = self._keys_and_values(x)
+        queries = queries if spec.q_norm is None else spec.q_norm(queries)
+        keys = keys if spec.k_norm is None else spec.k_norm(keys)
+        if rotary is not None and rotary_of_picks is not None:
+            queries, keys = rotated(queries, rotary_of_picks), rotated(keys, rotary)
+        return queries, keys, values
+
+    def keys_and_values(self, u: Tensor, rotary: Rotary | None) -> tuple[Tensor, Tensor]:
+        """Return keys and values of tokens none of which is active."""
+        if self.key_value is None:
+            return self.project(u, None, rotary, rotary)[1:]
+        spec = self.spec
+        keys, values = self._keys_and_values(spec.norm1(u) if spec.order == "pre" else u)
+        keys = keys if spec.k_norm is None else spec.k_norm(keys)
+        return keys if rotary is None else rotated(keys, rotary), values
+
+    def _keys_and_values(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        assert self.key_value is not None
+        shared = self.spec.kv_heads
+        projected = self.key_value(x).unflatten(1, (2 * shared, self.spec.head_size))
+        return projected[:, :shared], projected[:, shared:]
+
+    def attend(
+        self,
+        queries: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        selection: Selection,
+        ranges: Ranges,
+        ragged: Ragged,
+        length: int,
+    ) -> Tensor:
+        """Return what rows see, (rows, heads · head_size); see :func:`attend_in_rectangles`."""
+        if self.native and ranges.mask is None and queries.dtype == keys.dtype == values.dtype:
+            return attend_natively(queries, keys, values, self.scale, ragged)
+        return attend_in_rectangles(queries, keys, values, self.scale, ragged, selection, ranges, length)
+
+    def finish(self, u: Tensor, attended: Tensor) -> Tensor:
+        """Return rows after the layer, from what they were and what they saw."""
+        spec = self.spec
+        moved: Tensor = self.out(attended).add_(u)
+        if spec.order == "post":
+            moved = spec.norm1(moved)
+        x = moved if spec.order == "post" else spec.norm2(moved)
+        hidden = self.up(x) if self.gate is None else self.gate(x).mul_(self.up(x))
+        moved = self.down(hidden).add_(moved)
+        return spec.norm2(moved) if spec.order == "post" else moved
+
+
+def rotated(x: Tensor, rotary: Rotary) -> Tensor:
+    """Return queries or keys, (tokens, heads, features), rotated in pairs of features half a head apart.
+
+    Args:
+        x: What is rotated; features beyond those of the cosines stay as they are.
+        rotary: Cosines and sines, (tokens, features).
+
+    Example:
+        >>> x, right_angle = torch.tensor([[[1.0, 2.0]]]), (torch.zeros(1, 2), torch.ones(1, 2))
+        >>> rotated(x, right_angle)
+        tensor([[[-2.,  1.]]])
+
+    """
+    cosines, sines = (part.unsqueeze(1) for part in rotary)
+    features = cosines.size(-1)
+    whole, x = x, x[..., :features]
+    turned = x * cosines
+    half = features // 2
+    turned[..., :half].addcmul_(x[..., half:], sines[..., :half], value=-1)
+    turned[..., half:].addcmul_(x[..., :half], sines[..., half:])
+    turned = turned.to(whole.dtype)
+    return turned if features == whole.size(-1) else torch.cat((turned, whole[..., features:]), -1)

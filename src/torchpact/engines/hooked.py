@@ -1,0 +1,135 @@
+"""Runs of layers that a deployed network calls itself: in each layer's place stands an engine's."""
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from torch import Tensor, nn
+
+from torchpact.core.call_args import CallArgs
+from torchpact.core.collect import Collectors, report
+from torchpact.core.layer_run import Entry, Executed, LayerRun, entry_of, first_state
+from torchpact.core.ponder import Ponder
+from torchpact.specs import BlockSpec, LayerContext
+from torchpact.specs.blocks import Bounds
+
+
+class LayersCall(Protocol):
+    """One call of a run of layers by an engine."""
+
+    def layer(self, index: int, u: Tensor, context: LayerContext) -> Tensor:
+        """Return the state after a layer; layers are called in order."""
+
+    def ponder(self) -> Ponder:
+        """Return what every position did."""
+
+
+class LayerwiseRunner(Protocol):
+    """What an engine makes of a run of layers."""
+
+    def begin(
+        self,
+        u: Tensor,
+        real: Tensor | None = None,
+        bounds: Bounds = None,
+        cached: bool = False,
+        *,
+        in_place: bool = False,
+    ) -> LayersCall:
+        """Return a call of all layers, before the first."""
+
+
+class _Running(Executed):
+    """What travels on the hidden state between layers that an engine runs."""
+
+    def __init__(self, run: LayerRun, call: LayersCall, collectors: Collectors) -> None:
+        super().__init__(run)
+        self.call, self.collectors, self.taken = call, collectors, 0
+
+
+class PatchedLayers:
+    """What is called in the place of the layers of a run.
+
+    A call that the engine cannot run (one that asks for attention weights, say) is run by the layers
+    themselves, and hooks freeze what has halted.
+
+    Args:
+        spec: What the run is.
+        runner: What runs it; None is the layers themselves.
+        adaptive: Whether hooks do anything; without, all positions run all layers.
+
+    """
+
+    def __init__(self, spec: BlockSpec, runner: LayerwiseRunner | None, adaptive: bool = True) -> None:
+        assert isinstance(spec.module, LayerRun)
+        self.spec, self.run, self.runner, self.adaptive = spec, spec.module, runner, adaptive
+        self.contiguous = False
+        layers = {id(layer): layer for layer in self.run.layers}
+        self.layers = [*layers.values()]
+        self.forwards: dict[int, Callable[..., Any]] = {
+            key: type(layer).forward.__get__(layer) for key, layer in layers.items()
+        }
+
+    def install(self) -> None:
+        """Stand in the place of the layers."""
+        self.run.enabled = self.adaptive
+        for layer in self.layers:
+            if self.runner is None:
+                layer.__dict__.pop("forward", None)
+            else:
+                layer.forward = _InPlace(self, layer)
+
+    def remove(self) -> None:
+        """Leave the layers as they were."""
+        self.run.enabled = True
+        for layer in self.layers:
+            layer.__dict__.pop("forward", None)
+
+    def call(self, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Return what a layer returns."""
+        u = first_state(args, kwargs)
+        running = Executed.on(u, self.run)
+        over = isinstance(running, _Running) and running.taken == self.run.max_steps
+        if (running is None or over) and layer is self.run.layers[0]:
+            running = self._begun(u, CallArgs(args, kwargs))
+        if not isinstance(running, _Running):
+            return self.forwards[id(layer)](*args, **kwargs)
+        index, step = running.taken, self.spec.steps[running.taken]
+        context = step.read_call(CallArgs(args, kwargs))  # type: ignore[union-attr]
+        if context is None:
+            raise ValueError(f"expected layers of {self.run.name!r} to be given alike, got others in layer {index + 1}")
+        after = running.mark(running.call.layer(index, u, context))
+        running.taken += 1
+        if running.taken == self.run.max_steps and running.collectors:
+            ponder = running.call.ponder()
+            report(self.run, ponder, running.collectors)
+        return after
+
+    def _begun(self, u: Tensor, given: CallArgs) -> _Running | None:
+        entry = entry_of(self.run, u)
+        if entry is None or self.runner is None or entry.mode != self.spec.mode:
+            return None
+        context = self.spec.steps[0].read_call(given)  # type: ignore[union-attr]
+        if context is None or u.dim() != 3 or not u.numel():
+            return None
+        cached = context.update is not None
+        call = self.runner.begin(u, _real(entry), entry.bounds, cached, in_place=not self._watched())
+        return _Running(self.run, call, entry.collectors)
+
+    def _watched(self) -> bool:
+        """Whether somebody else's hooks see the states between layers, which must then be kept."""
+        return any(len(layer._forward_hooks) > 1 for layer in self.layers)
+
+
+class _InPlace:
+    """The forward of one layer of a deployed network."""
+
+    def __init__(self, patched: PatchedLayers, layer: nn.Module) -> None:
+        self.patched, self.layer = patched, layer
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.patched.call(self.layer, args, kwargs)
+
+
+def _real(entry: Entry) -> Tensor | None:
+    """Return which tokens are real, (batch, length)."""
+    return None if entry.weights is None else entry.weights.squeeze(2) > 0
