@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from torchpact.checks import at_least_single
+from torchpact.checks import at_least_single, readable
 from torchpact.core.callables import is_pooling
 from torchpact.core.collect import Collectors, active_collectors, report
 from torchpact.core.halting_module import HaltingModule
@@ -146,7 +146,7 @@ def entry_of(run: LayerRun, u: Tensor) -> Entry | None:
         u: The state before its first layer.
 
     """
-    owner = next((scope for scope in reversed(_scopes()) if run in scope.owned), None)
+    owner = _owner_of(run)
     if owner is None:
         return None
     weights = None if owner.weights is None else _fitted(owner.weights, u, run)
@@ -174,7 +174,11 @@ class _Call:
         """Hand over what the run did, once."""
         if not self.reported:
             self.reported = True
-            report(self.run, self.run.finished(ponder, self.weights), self.collectors)
+            collectors, self.collectors = (
+                self.collectors,
+                (),
+            )  # which would hold the graph, and the graph this
+            report(self.run, self.run.finished(ponder, self.weights), collectors)
 
 
 class _Carried(NamedTuple):
@@ -191,6 +195,10 @@ class _Scope(NamedTuple):
     """How much each position counts, (batch, length), as far as the arguments tell."""
     owned: tuple[LayerRun, ...]
     """The runs whose layers this module calls."""
+    learning: bool
+    """Whether gradients were enabled where it was entered."""
+    latest: list[Tensor]
+    """The state that a layer returned last, if it carries a loop."""
 
 
 _SCOPES: ContextVar[tuple[_Scope, ...]] = ContextVar("scopes", default=())
@@ -218,7 +226,8 @@ class ScopeHook:
         """Begin the scope; a forward pre-hook."""
         outer = _scopes()
         own = self._weights(args, kwargs)
-        scope = _Scope(own if own is not None or not outer else outer[-1].weights, self.owned)
+        weights = own if own is not None or not outer else outer[-1].weights
+        scope = _Scope(weights, self.owned, torch.is_grad_enabled(), [])
         if torch.compiler.is_compiling():
             _TRACED_SCOPES.append(scope)
         else:
@@ -257,21 +266,26 @@ class LayerHook:
         """Return the output of the layer, with halted positions as they were."""
         if not self.run.enabled:
             return None
+        if torch.compiler.is_compiling() and not _TRACED_SCOPES:  # the layer is compiled, but not the network
+            return _untraced(self, args, kwargs, output)
+        return self.advance(args, kwargs, output)
+
+    def advance(self, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
+        """Move the loop on, given a call of the layer and its output; see :meth:`__call__`."""
         before = first_state(args, kwargs)
         after = output if isinstance(output, Tensor) else output[0]
         if Executed.on(after, self.run) is not None:
             return None
-        carried = getattr(before, _CARRIED, None)
-        if not isinstance(carried, _Carried) or carried.call.run is not self.run:
-            carried = None
+        carried = self._carried_on(before)
         began = self.index == 0 or (self.index is None and (carried is None or not carried.loop.taken))
         if began:
             carried = self._begun(before, carried)
         if carried is None:
-            if self._in_scope():
+            if self._owner() is not None:
                 raise ValueError(self._broken())
             return None  # the layer is called by itself
         call, loop = carried
+        self._check_gradients(loop)
         run, index = self.run, loop.taken
         if self.index not in (None, index):
             raise ValueError(self._broken())
@@ -290,9 +304,37 @@ class LayerHook:
             u, ponder = loop.result(u)
             call.end(ponder)
         else:
-            u = u if u is not before else u.view_as(u)
+            # an alias: the graph of the loop saves u itself, which would hold what it is held by, for ever
+            u = u.view_as(u)
             setattr(u, _CARRIED, _Carried(call, loop))
+        owner = self._owner()
+        if owner is not None:
+            owner.latest[:] = [] if last else [u]
         return u if isinstance(output, Tensor) else (u, *output[1:])
+
+    def _carried_on(self, before: Tensor) -> _Carried | None:
+        """Return what travels on a state, or on the tensor that it is another name of."""
+        found = getattr(before, _CARRIED, None)
+        if found is None and not torch.compiler.is_compiling():
+            # FSDP2 hands a layer an alias of what it is given, to hear of the end of its backward pass
+            owner = self._owner()
+            if owner is not None and owner.latest and _is_alias(before, owner.latest[0]):
+                found = getattr(owner.latest[0], _CARRIED, None)
+                setattr(before, _CARRIED, found)  # for a recomputation
+        return found if isinstance(found, _Carried) and found.call.run is self.run else None
+
+    def _check_gradients(self, loop: HaltingLoop) -> None:
+        """Refuse layers that are called without gradients, in a network that is called with them."""
+        if torch.is_grad_enabled() or not self.run.training:
+            return
+        owner = self._owner()
+        wanted = loop.rules.learning or (owner is not None and owner.learning)
+        if wanted and any(parameter.requires_grad for parameter in self.run.heads.parameters()):
+            raise ValueError(
+                f"expected the layers of {self.run.name!r} to be called with gradients enabled, as the "
+                "network is: their heads would not learn. Reentrant activation checkpointing calls them "
+                "without; pass use_reentrant=False"
+            )
 
     def _begun(self, before: Tensor, carried: _Carried | None) -> _Carried | None:
         """Return the start of a call, or that of the call which is computed again."""
@@ -304,8 +346,8 @@ class LayerHook:
         setattr(before, _CARRIED, started)
         return started
 
-    def _in_scope(self) -> bool:
-        return any(self.run in scope.owned for scope in _scopes())
+    def _owner(self) -> _Scope | None:
+        return _owner_of(self.run)
 
     def _broken(self) -> str:
         return (
@@ -327,8 +369,30 @@ def first_state(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     raise TypeError("expected a layer to be given a hidden state, got no tensor")
 
 
+@torch.compiler.disable
+def _untraced(hook: LayerHook, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
+    """Move a loop on outside of the graph of a layer that is compiled by itself."""
+    return hook.advance(args, kwargs, output)
+
+
 def _scopes() -> Sequence[_Scope]:
     return _TRACED_SCOPES if torch.compiler.is_compiling() else _SCOPES.get()
+
+
+def _owner_of(run: LayerRun) -> _Scope | None:
+    return next((scope for scope in reversed(_scopes()) if run in scope.owned), None)
+
+
+def _is_alias(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors are the same numbers in memory.
+
+    >>> u = torch.zeros(2, 3)
+    >>> _is_alias(u.view_as(u), u), _is_alias(u.clone(), u), _is_alias(u[:1], u)
+    (True, False, False)
+    """
+    if one.shape != other.shape or one.dtype != other.dtype or not (readable(one) and readable(other)):
+        return False
+    return one.stride() == other.stride() and one.data_ptr() == other.data_ptr()
 
 
 def _fitted(weights: Tensor, u: Tensor, run: LayerRun) -> Tensor | None:

@@ -1,0 +1,218 @@
+"""Adapted networks in the ``Trainer`` of transformers: the price in its loss, and ponders in its logs.
+
+With ``PonderMixin`` that is one line::
+
+    class AdaptiveTrainer(PonderMixin, Trainer):
+        tau = 0.01
+
+Training is relaxed and evaluation thresholded, since the Trainer calls ``train()`` and ``eval()``.
+Checkpoints hold the heads, and :func:`~torchpact.from_pretrained` loads them.
+
+How the Trainer scales a loss (transformers 5.23): where the model takes ``num_items_in_batch``, the number of
+labels other than −100 in all micro-batches of an optimizer step, a loss is expected to be the *sum* over a
+micro-batch divided by that number; the Trainer multiplies it by the number of processes, over which DDP
+averages, and adds up micro-batches. Otherwise a loss is a mean, which the Trainer divides by the number of
+micro-batches. A price is a mean over examples: :func:`price_scale` tells what to multiply it with. Some
+models take the number and return a mean, see :func:`ignores_item_count`.
+"""
+
+import inspect
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+import torchpact as tp
+from torchpact import Ponders
+
+Tau = float | Tensor
+
+
+def price_scale(trainer: Trainer, num_items_in_batch: Tensor | int | None = None) -> float:
+    """Return what a price, a mean over a micro-batch, is multiplied with in ``Trainer.compute_loss``.
+
+    The gradient of the price is then that of its mean over all micro-batches of an optimizer step, as long as
+    they have equally many examples. In evaluation it is 1.
+
+    Args:
+        trainer: The Trainer whose ``compute_loss`` it is called in.
+        num_items_in_batch: As ``compute_loss`` was given it.
+
+    Raises:
+        ValueError: The Trainer spreads a batch over several GPUs of one process, where nothing is collected.
+
+    Example:
+        ::
+
+            loss = tp.map_loss(loss, ponders, tau * price_scale(self, num_items_in_batch))
+
+    """
+    if trainer.args.n_gpu > 1:
+        raise ValueError(
+            "expected one GPU a process, got nn.DataParallel, under which ponders are not collected"
+        )
+    if not torch.is_grad_enabled():
+        return 1.0
+    scaled = trainer.loss_is_scaled_for_ga
+    if scaled is None:  # as in Trainer.training_step
+        counted = trainer.model_accepts_loss_kwargs and num_items_in_batch is not None
+        scaled = counted or trainer.compute_loss_func is not None
+    return 1 / int(trainer.current_gradient_accumulation_steps) if scaled else 1.0
+
+
+def ignores_item_count(model: nn.Module) -> bool:
+    """Return whether a network takes ``num_items_in_batch`` and returns a mean all the same.
+
+    Classifiers of BERT, RoBERTa, DistilBERT and others that compute their loss by themselves do (transformers
+    5.23). The Trainer does not divide such a loss by the micro-batches of an optimizer step, and multiplies
+    it by the number of processes, so that a price beside it weighs too little. For them set
+    ``loss_is_scaled_for_ga = False`` in the Trainer, and leave ``num_items_in_batch`` out of the call of its
+    ``compute_loss``, as :class:`PonderMixin` does.
+
+    Args:
+        model: A network of Hugging Face's, which may be wrapped by peft.
+
+    Example:
+        >>> from transformers import BertConfig, BertForSequenceClassification
+        >>> sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "vocab_size": 10}
+        >>> ignores_item_count(BertForSequenceClassification(BertConfig(**sizes)))
+        True
+
+    """
+    base = getattr(model, "get_base_model", None)
+    forward = inspect.unwrap(type(model if base is None else base()).forward)
+    takes = any(each.kind is each.VAR_KEYWORD for each in inspect.signature(forward).parameters.values())
+    return takes and "loss_function" not in forward.__code__.co_names
+
+
+class _Sums:
+    """Sums over examples since the last reset, in the precision and on the device of the ponders."""
+
+    def __init__(self) -> None:
+        self.totals: dict[str, Tensor] = {}
+        self.examples = 0
+
+    def add(self, ponders: Ponders) -> None:
+        examples = 0
+        for name, each in ponders.by_block.items():
+            count = sum(ponder.steps.size(0) for ponder in each)
+            for key, value in (("cost", each.cost), ("steps", each.steps)):
+                self._add(f"ponder/{key}", value, count)
+                self._add(f"ponder/{name}/{key}", value, count)
+            examples = max(examples, count)
+        self.examples += examples
+
+    def _add(self, key: str, value: Tensor, count: int) -> None:
+        total = value.detach() * count
+        self.totals[key] = self.totals[key] + total if key in self.totals else total
+
+    def means(self) -> dict[str, float]:
+        """Return the means over examples, and begin anew."""
+        found = {key: round(float(total) / max(self.examples, 1), 4) for key, total in self.totals.items()}
+        self.totals, self.examples = {}, 0
+        return found
+
+
+class PonderCallback(TrainerCallback):  # type: ignore[misc]
+    """Adds what the blocks did to the logs of a ``Trainer``: ``ponder/cost``, ``ponder/steps``, and by block.
+
+    These are means over the examples since the last log, of this process. Those of an evaluation are called
+    ``eval_ponder/steps`` and so on; they are metrics, so that ``metric_for_best_model`` may name them.
+
+    Call ``PonderCallback.of(trainer).add(ponders)`` in a ``compute_loss`` of your own;
+    :class:`PonderMixin` does it.
+    """
+
+    def __init__(self) -> None:
+        self._training, self._evaluation = _Sums(), _Sums()
+
+    @classmethod
+    def of(cls, trainer: Trainer) -> "PonderCallback":
+        """Return the callback of a Trainer; one that has none gets it before those that report.
+
+        Args:
+            trainer: The Trainer.
+
+        """
+        callbacks = trainer.callback_handler.callbacks
+        found = next((each for each in callbacks if isinstance(each, cls)), None)
+        if found is None:
+            found = cls()
+            callbacks.insert(0, found)
+        return found
+
+    def add(self, ponders: Ponders) -> None:
+        """Count what was collected in a pass of training, or without gradients, in one of evaluation.
+
+        Args:
+            ponders: What :class:`~torchpact.collect` gave.
+
+        """
+        (self._training if torch.is_grad_enabled() else self._evaluation).add(ponders)
+
+    def on_log(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: dict[str, float] | None = None,
+        **_: Any,
+    ) -> None:
+        """Add the means to a log, and to the history."""
+        if logs is None:
+            return
+        prefix = next((key.removesuffix("loss") for key in logs if key.endswith("_loss")), "")
+        if "loss" in logs:
+            added = self._training.means()
+        else:
+            added = {f"{prefix}{key}": mean for key, mean in self._evaluation.means().items()}
+        logs.update(added)
+        if state.log_history:
+            state.log_history[-1].update(added)
+
+
+class PonderMixin:
+    """Makes a ``Trainer`` minimise −log p + τ·N and log what the blocks did; a base class before ``Trainer``.
+
+    In evaluation ``eval_loss`` is that of the thresholded network plus τ times the steps that it ran.
+
+    Example:
+        >>> from transformers import Trainer
+        >>> class AdaptiveTrainer(PonderMixin, Trainer):
+        ...     tau = 0.01
+        >>> AdaptiveTrainer.compute_loss is PonderMixin.compute_loss
+        True
+
+    """
+
+    tau: Tau = 0.0
+    """The price of a step, as :func:`~torchpact.map_loss` takes it."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        trainer: Any = self
+        own = trainer.compute_loss_func is None and trainer.label_smoother is None
+        if trainer.loss_is_scaled_for_ga is None and own and ignores_item_count(trainer.model):
+            trainer.loss_is_scaled_for_ga = False
+        PonderCallback.of(trainer)
+
+    def compute_loss(
+        self,
+        model: nn.Module,
+        inputs: dict[str, Any],
+        return_outputs: bool = False,
+        num_items_in_batch: Tensor | int | None = None,
+    ) -> Any:
+        """Return the objective, as ``Trainer.compute_loss`` does its loss."""
+        trainer: Any = self
+        if trainer.loss_is_scaled_for_ga is False:
+            num_items_in_batch = None  # a mean
+        scale = price_scale(trainer, num_items_in_batch)
+        with tp.collect(model) as ponders:
+            loss, outputs = super().compute_loss(  # type: ignore[misc]
+                model, inputs, return_outputs=True, num_items_in_batch=num_items_in_batch
+            )
+        PonderCallback.of(trainer).add(ponders)
+        loss = tp.map_loss(loss, ponders, self.tau * scale)
+        return (loss, outputs) if return_outputs else loss
