@@ -290,7 +290,7 @@ OTHERS = [
     _decoder("Qwen2", "Qwen2ForCausalLM", "Qwen2Config", {**_LLAMA, **_SLIDING}),
     _decoder("Qwen3", "Qwen3ForCausalLM", "Qwen3Config", {**_LLAMA, **_SLIDING, "head_dim": 8}),
     _vision("DeiT", "DeiTModel", "DeiTConfig", "layers"),
-    _vision("DINOv2", "Dinov2Model", "Dinov2Config", "layers"),
+    _vision("DINOv2", "Dinov2Model", "Dinov2Config", "encoder.layer"),
     Case(
         "Whisper",
         _hugging_face("WhisperForConditionalGeneration", "WhisperConfig", _WHISPER),
