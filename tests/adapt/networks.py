@@ -349,5 +349,5 @@ def randomize(net: nn.Module, scale: float = 1.0, seed: int = 3) -> nn.Module:
     for run in net.get_submodule("torchpact.runs"):
         for head in run.heads:
             head.weight.data.normal_(std=scale, generator=generator)
-            head.bias.data.fill_(-0.5)
+            head.bias.data.fill_(-1.0)
     return net
