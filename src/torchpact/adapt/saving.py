@@ -13,7 +13,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, load_model, save_file, save_model
 from torch import Tensor, nn
 
-from torchpact.adapt.adapting import NAME, Heads, adaptation_of, adapt
+from torchpact.adapt.adapting import NAME, Heads, adapt, adaptation_of
 from torchpact.adapt.config import AdaptConfig
 from torchpact.adapt.network import inner_network
 from torchpact.checks import one_line
@@ -103,7 +103,9 @@ def from_pretrained(
         try:
             load_model(net, folder / BACKBONE, strict=True)
         except (RuntimeError, SafetensorError, OSError) as error:
-            raise ValueError(f"expected weights of a {type(net).__name__} in {folder}: {one_line(error)}") from None
+            raise ValueError(
+                f"expected weights of a {type(net).__name__} in {folder}: {one_line(error)}"
+            ) from None
     again = _adapted(net, config, heads)
     try:
         adaptation_of(again).load_state_dict(load_file(heads_file), strict=True)
@@ -144,7 +146,9 @@ def _from_checkpoint(folder: Path, heads: Heads | None, options: Mapping[str, An
     tied = set(getattr(again, "_tied_weights_keys", None) or ())
     missing = [key for key in missing if key not in tied]
     if missing or unexpected:
-        raise ValueError(f"expected the weights of this network in {folder}; got {[*missing, *unexpected][0]!r} amiss")
+        raise ValueError(
+            f"expected the weights of this network in {folder}; got {[*missing, *unexpected][0]!r} amiss"
+        )
     return again.eval()
 
 
@@ -154,9 +158,7 @@ def _adapted(net: Any, config: AdaptConfig, heads: Heads | None) -> Any:
     names, pers = [run.name for run in config.runs], {run.per for run in config.runs}
     if len(pers) != 1:
         pers = {None}
-    return adapt(
-        net, where=names, per=pers.pop(), heads=heads, bias=config.bias, frozen=config.frozen
-    )
+    return adapt(net, where=names, per=pers.pop(), heads=heads, bias=config.bias, frozen=config.frozen)
 
 
 def _transformers_class(folder: Path) -> Any:
@@ -168,7 +170,9 @@ def _transformers_class(folder: Path) -> Any:
     try:
         transformers = importlib.import_module("transformers")
     except ImportError:
-        raise ValueError("expected the package transformers to be installed: pip install transformers") from None
+        raise ValueError(
+            "expected the package transformers to be installed: pip install transformers"
+        ) from None
     kind = getattr(transformers, str(names[0]), None)
     if not isinstance(kind, type) or not hasattr(kind, "from_pretrained"):
         raise ValueError(f"expected a class of transformers in {folder}, got {names[0]!r:.80}")
@@ -200,4 +204,3 @@ def _set_bounds(runs: nn.ModuleList, given: Any) -> None:
         assert isinstance(run, LayerRun)
         if run.name in given:
             run.bounds = Thresholds(dict(given)).for_block(0, run.name, run.max_steps - 1)
-

@@ -57,8 +57,3 @@ def is_gated(step: Any) -> bool:
 def is_indexed(step: Any) -> bool:
     """Whether a step takes the number of its iteration, as ``iteration``."""
     return bool(getattr(step, "indexed", False))
-
-
-def is_pooling(head: Any) -> bool:
-    """Whether a head takes the weights of positions besides the state, as one that averages over them does."""
-    return bool(getattr(head, "pools", False))

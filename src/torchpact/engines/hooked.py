@@ -7,7 +7,9 @@ from torch import Tensor, nn
 
 from torchpact.core.call_args import CallArgs
 from torchpact.core.collect import Collectors, report
-from torchpact.core.layer_run import Entry, Executed, LayerRun, entry_of, first_state
+from torchpact.core.layer_hooks import Executed, first_state
+from torchpact.core.layer_run import LayerRun
+from torchpact.core.layer_scopes import Entry, entry_of, scope_of
 from torchpact.core.ponder import Ponder
 from torchpact.specs import BlockSpec, LayerContext
 from torchpact.specs.blocks import Bounds
@@ -105,8 +107,11 @@ class PatchedLayers:
         return after
 
     def _begun(self, u: Tensor, given: CallArgs) -> _Running | None:
-        entry = entry_of(self.run, u)
-        if entry is None or self.runner is None or entry.mode != self.spec.mode:
+        scope = scope_of(self.run)
+        if scope is None or self.runner is None:
+            return None
+        entry = entry_of(self.run, u, scope)
+        if entry.mode != self.spec.mode:
             return None
         context = self.spec.steps[0].read_call(given)  # type: ignore[union-attr]
         if context is None or u.dim() != 3 or not u.numel():

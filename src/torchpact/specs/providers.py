@@ -17,7 +17,8 @@ from torchpact.checks import one_line
 from torchpact.core.block import AdaptiveBlock
 from torchpact.core.callables import unwrapped
 from torchpact.core.halting_module import HaltingModule
-from torchpact.core.layer_run import LayerHook, LayerRun
+from torchpact.core.layer_hooks import LayerHook
+from torchpact.core.layer_run import LayerRun
 from torchpact.core.modes import Thresholded
 from torchpact.specs.blocks import BlockSpec, NetworkSpec
 from torchpact.specs.heads import HeadSpec

@@ -19,9 +19,7 @@ def _albert_steps(transformer: Any) -> Steps:
     for call in range(config.num_hidden_layers):
         group = int(call / (config.num_hidden_layers / config.num_hidden_groups))
         layers = groups[group].albert_layers
-        steps += [
-            (f"albert_layer_groups.{group}.albert_layers.{i}", layer) for i, layer in enumerate(layers)
-        ]
+        steps += [(f"albert_layer_groups.{group}.albert_layers.{i}", layer) for i, layer in enumerate(layers)]
     return steps
 
 

@@ -1,8 +1,8 @@
 """What is known of layers of pretrained networks: a record for each family, and the table of them."""
 
 import inspect
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import nn
@@ -47,6 +47,8 @@ class Family:
     """Classes of modules that call layers in another way than once each, in the order of a list."""
     sequence: Callable[[Any], Steps] | None = None
     """Returns the layers that such a module calls."""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """Attributes that the module which calls the layers gets while it is adapted, where it has them."""
 
 
 _BY_LAYER: dict[str, Family] = {}

@@ -10,5 +10,6 @@ register_family(
         width=lambda layer: int(layer.self_attn.embed_dim),
         spec=specs.torch_layer,
         batch_dim=lambda layer: 0 if layer.self_attn.batch_first else 1,
+        settings={"use_nested_tensor": False},  # only layers without hooks take nested tensors
     )
 )

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from torchpact.checks import at_least_single
-from torchpact.core.callables import is_pooling
+from torchpact.core.layer_run import PoolingHead
 from torchpact.core.loop import HaltingLoop, decide
 from torchpact.core.modes import Thresholded
 from torchpact.core.ponder import Ponder
@@ -240,7 +240,7 @@ class LayersRun:
         return found
 
     def _asked(self, head: Callable[..., Tensor], u: Tensor) -> Tensor:
-        if not is_pooling(head):
+        if not isinstance(head, PoolingHead):
             return head(u)
         return head(u, None if self.real is None else self.real.unsqueeze(2).to(u.dtype))
 
