@@ -98,7 +98,10 @@ class PatchedLayers:
         index, step = running.taken, self.spec.steps[running.taken]
         context = step.read_call(CallArgs(args, kwargs))  # type: ignore[union-attr]
         if context is None:
-            raise ValueError(f"expected layers of {self.run.name!r} to be given alike, got others in layer {index + 1}")
+            raise ValueError(
+                f"expected all layers of {self.run.name!r} to be called alike, got another call of layer "
+                f"{index + 1}"
+            )
         after = running.mark(running.call.layer(index, u, context))
         running.taken += 1
         if running.taken == self.run.max_steps and running.collectors:

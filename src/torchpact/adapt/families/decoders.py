@@ -34,9 +34,7 @@ register_family(
         spec=specs.llama_layer,
     )
 )
-register_family(
-    Family("decoder", layers=_named(_OTHERS), width=_by_mlp, per=("token",), causal=True)
-)
+register_family(Family("decoder", layers=_named(_OTHERS), width=_by_mlp, per=("token",), causal=True))
 register_family(
     Family(
         "GPT-2",

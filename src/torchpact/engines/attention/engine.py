@@ -1,4 +1,4 @@
-"""The engine "attention": layers of a pretrained transformer, called by their network, on active tokens only."""
+"""The engine "attention": layers of pretrained transformers, on their active tokens only."""
 
 from torchpact.core.call_args import CallArgs
 from torchpact.engines.attention.layers import LayersRunner

@@ -242,7 +242,8 @@ class LayersRun:
     def _asked(self, head: Callable[..., Tensor], u: Tensor) -> Tensor:
         if not isinstance(head, PoolingHead):
             return head(u)
-        return head(u, None if self.real is None else self.real.unsqueeze(2).to(u.dtype))
+        found: Tensor = head(u, None if self.real is None else self.real.unsqueeze(2).to(u.dtype))
+        return found
 
     def _fill_cache(self, layer: PackedLayer, u: Tensor, context: LayerContext) -> None:
         """Write keys and values of a layer that no token runs."""
