@@ -415,6 +415,19 @@ def test_heads_of_several_kinds():
         our_run(block_of("vit", heads=(example, token, token)), u, None, [context] * LAYERS)
 
 
+@pytest.mark.parametrize("rows", [0, 3])
+@torch.no_grad()
+def test_layers_without_heads_are_all_run(rows):
+    torch.manual_seed(0)
+    spec, u = block_of("bert", heads=()), torch.randn(rows, 5, SIZE)
+    output, ponder, _ = our_run(spec, u, None, [LayerContext()] * LAYERS)
+    mask = torch.ones(1, 1, 5, 5, dtype=torch.bool)
+    for layer in spec.steps:
+        u = expected_layer(layer, u, mask, None)
+    assert torch.allclose(output, u, atol=2e-4)
+    assert ponder.steps.tolist() == torch.ones(rows, 5, 1).tolist()
+
+
 def test_what_it_cannot_run_is_said_in_a_line():
     spec = block_of("bert")
     with pytest.raises(Unsupported, match=r"^expected a mode that takes hard decisions, got Relaxed"):

@@ -31,7 +31,7 @@ class LayersRunner:
     Args:
         spec: Its steps are :class:`~torchpact.specs.AttentionLayer`, each with weights of its own or shared;
             its mode is a hard one. Heads are asked about active tokens if they are linear, otherwise about
-            the whole state, (batch, length, size). Weights are copied.
+            the whole state, (batch, length, size). On a CPU weights are copied; dropouts are left out.
 
     Raises:
         Unsupported: A step is none, the mode is not a hard one, or there are not as many heads as decisions.
