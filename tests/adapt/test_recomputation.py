@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import torchpact as tp
-from tests.adapt.networks import BERT, CORE, LLAMA, UNFAMILIAR, VIT, first, randomize, torch_encoder
+from tests.adapt.networks import BERT, CORE, LLAMA, UNFAMILIAR, VIT, first, randomize, runs, torch_encoder
 
 pytestmark = pytest.mark.filterwarnings("ignore:.gradient_checkpointing_enable. is deprecated")
 core = pytest.mark.parametrize("case", CORE, ids=str)
@@ -55,15 +55,14 @@ def same(one, other):
 
 def layers_with_checkpoints(net, reentrant=False):
     """Let each layer of the runs compute its activations again in backward, its hooks included."""
-    for layer in {layer for run in net.torchpact.runs for layer in run.layers}:
+    for layer in {layer for run in runs(net) for layer in run.layers}:
         kind = type(layer)
 
-        class Again(kind):
-            def __call__(self, *args, **kwargs):
-                call = functools.partial(super().__call__, **kwargs)
-                return checkpoint(call, *args, use_reentrant=reentrant)
+        def again(self, *args, kind=kind, **kwargs):
+            call = functools.partial(kind.__call__, self, **kwargs)
+            return checkpoint(call, *args, use_reentrant=reentrant)
 
-        layer.__class__ = Again
+        layer.__class__ = type("Again", (kind,), {"__call__": again})
 
 
 @core
@@ -150,7 +149,9 @@ def test_errors_on_the_way_leave_nothing_behind(kind):
         handle.remove()
         assert not ponders
         with tp.collect(net) as ponders:
-            assert torch.equal(first(net(input_ids=inputs["input_ids"])), first(BERT.build()(inputs["input_ids"])))
+            assert torch.equal(
+                first(net(input_ids=inputs["input_ids"])), first(BERT.build()(inputs["input_ids"]))
+            )
         assert ponders[0].weights is None  # the mask of the call before is gone
         assert torch.equal(first(net(**inputs)), expected)
 
@@ -175,10 +176,12 @@ def test_a_layer_called_by_itself_is_the_plain_layer():
 def test_a_call_without_backward_leaves_no_memory_behind(case, train, collecting):
     net, inputs = randomize(tp.adapt(case.build())).train(train), case.inputs(2, 5)
     states = []
-    run = net.torchpact.runs[0]
+    run = runs(net)[0]
     for layer in run.layers:
         layer.register_forward_hook(
-            lambda _m, _a, output: states.append(weakref.ref(output if isinstance(output, torch.Tensor) else output[0]))
+            lambda _m, _a, output: states.append(
+                weakref.ref(output if isinstance(output, torch.Tensor) else output[0])
+            )
         )
     gc.disable()
     try:
@@ -239,7 +242,7 @@ def test_layers_may_be_compiled_one_by_one(case):
     with torch.no_grad(), tp.collect(net) as ponders:
         expected = first(net(**inputs))
     torch._dynamo.reset()
-    for layer in net.torchpact.runs[0].layers:
+    for layer in runs(net)[0].layers:
         layer.compile(backend="eager", fullgraph=True)
     with torch.no_grad(), tp.collect(net) as again:
         torch.testing.assert_close(first(net(**inputs)), expected)

@@ -14,11 +14,12 @@ from torch import Tensor, nn
 
 from torchpact.checks import at_least_single
 from torchpact.core import state
-from torchpact.core.collect import Collectors, active_collectors, report
+from torchpact.core.collect import active_collectors, report
 from torchpact.core.halting_module import HaltingModule
 from torchpact.core.loop import HaltingLoop, advance
 from torchpact.core.modes import Mode, Thresholded
 from torchpact.core.ponder import Ponder
+from torchpact.core.state import State
 
 Per = Literal["token", "example", "pixel"]
 _CARRIED = "torchpact_carried"
@@ -204,8 +205,9 @@ class ScopeHook:
         for call in scopes[len(outer)].begun:
             if not call.ended:
                 raise ValueError(
-                    f"expected all {call.run.max_steps} layers of {call.run.name!r} to be called one after the "
-                    "other, got a call that left some out: leave this run out by where=, or set layerdrop to 0"
+                    f"expected all {call.run.max_steps} layers of {call.run.name!r} to be called one after "
+                    "the other, got a call that left some out: leave this run out by where=, or set "
+                    "layerdrop to 0"
                 )
 
     def _outer(self) -> tuple[_Scope, ...]:
@@ -252,14 +254,18 @@ class LayerHook:
             self._check(carried, before, after, (*args, *kwargs.values()))
             before = before.to(after.dtype)  # under autocast
 
-        def head(u: Tensor) -> Tensor:
+        def head(u: State) -> Tensor:
+            assert isinstance(u, Tensor)
             return run.halting_logits(index, u, call.weights)
 
         last = index + 1 == run.max_steps
         loop, u = advance(loop, before, after, None if last else head, held=False)
+        assert isinstance(u, Tensor)
         rest = () if isinstance(output, Tensor) else output[1:]
         if last:
-            u, ponder = loop.result(u)
+            result, ponder = loop.result(u)
+            assert isinstance(result, Tensor)
+            u = result
             call.end(ponder)
         else:
             # a view, since logits hold the state that the head saw: a loop on it would be a reference cycle
@@ -369,8 +375,8 @@ def first_output(name: str, output: Any) -> Tensor:
     first = output[0] if isinstance(output, tuple | list) and output else output
     if not isinstance(first, Tensor):
         raise TypeError(
-            f"expected the layers of {name!r} to return a hidden state, or a tuple that begins with it; got a "
-            f"{type(output).__name__}: leave this run out by where="
+            f"expected the layers of {name!r} to return a hidden state, or a tuple that begins with it; got "
+            f"a {type(output).__name__}: leave this run out by where="
         )
     return first
 

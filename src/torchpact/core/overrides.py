@@ -127,7 +127,8 @@ class use_mode(_Override):
 
     Args:
         model: The network.
-        mode: A mode, or its name; None for networks that follow ``train()`` and ``eval()``, as adapted ones do.
+        mode: A mode, or its name; None for networks that follow ``train()`` and ``eval()``, as adapted
+            ones do.
         details: Whether probabilities are kept where only decisions count.
 
     Raises:

@@ -88,7 +88,8 @@ class PixelHead(nn.Module):
         per_example: Whether there is one logit an example.
 
     Example:
-        >>> PixelHead(8)(torch.randn(2, 8, 4, 4)).shape, PixelHead(8, per_example=True)(torch.randn(2, 8, 4, 4)).shape
+        >>> u = torch.randn(2, 8, 4, 4)
+        >>> PixelHead(8)(u).shape, PixelHead(8, per_example=True)(u).shape
         (torch.Size([2, 1, 4, 4]), torch.Size([2, 1, 1, 1]))
 
     """
