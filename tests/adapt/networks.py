@@ -1,13 +1,14 @@
 """Tiny networks of every family with random weights, and what they are called with."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+import torchpact as tp
 from tests.adapt.torchvision_stub import timm_models
 
 LAYERS, WIDTH, WORDS = 4, 16, 50
@@ -18,18 +19,14 @@ class Case:
     """A family: how to build a network of it, and inputs."""
 
     name: str
-    build: Callable[..., nn.Module]
+    build: Callable[..., Any]
     inputs: Callable[[int, int], dict[str, Any]]
     """Called with the batch and the length, returns arguments by name; the last examples are padded."""
     runs: tuple[str, ...]
+    """Their names, in the order in which they end."""
     exact: bool = True
     """Whether the adapted network computes what the original does by the same operations."""
-    tokens: bool = True
-    hugging_face: bool = True
     decoder: bool = False
-    options: dict[str, Any] = field(default_factory=dict)
-    """For adapt."""
-    takes_empty: bool = True
 
     def __str__(self) -> str:
         return self.name
@@ -40,6 +37,17 @@ def first(output: Any) -> Tensor:
     if isinstance(output, Tensor):
         return output
     return first(output[0])
+
+
+def runs(net: Any) -> Any:
+    """Return the runs of an adapted network."""
+    return net.torchpact.runs
+
+
+def weights(ponder: tp.Ponder) -> Tensor:
+    """Return how much each token of a ponder counts."""
+    assert ponder.weights is not None
+    return ponder.weights.squeeze(2)
 
 
 def mask_of(batch: int, length: int, left: bool = False) -> Tensor:
@@ -134,8 +142,10 @@ def timm_resnet(**_: Any) -> nn.Module:
     timm_models()
     from timm.models.resnet import BasicBlock, ResNet
 
+    block: Any = BasicBlock
+
     torch.manual_seed(0)
-    return ResNet(BasicBlock, layers=(3, 2, 1, 1), channels=(8, 8, 8, 8), stem_width=8, num_classes=5).eval()
+    return ResNet(block, layers=(3, 2, 1, 1), channels=(8, 8, 8, 8), stem_width=8, num_classes=5).eval()
 
 
 class ResidualMLP(nn.Module):
@@ -146,7 +156,8 @@ class ResidualMLP(nn.Module):
         self.norm, self.up, self.down = nn.LayerNorm(width), nn.Linear(width, 24), nn.Linear(24, width)
 
     def forward(self, u: Tensor) -> Tensor:
-        return u + self.down(torch.tanh(self.up(self.norm(u))))
+        update: Tensor = self.down(torch.tanh(self.up(self.norm(u))))
+        return u + update
 
 
 class Unfamiliar(nn.Module):
@@ -159,7 +170,8 @@ class Unfamiliar(nn.Module):
         self.out = nn.Linear(WIDTH, 2)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.out(self.blocks(self.embed(x)))
+        output: Tensor = self.out(self.blocks(self.embed(x)))
+        return output
 
 
 def unfamiliar(**_: Any) -> nn.Module:
@@ -194,7 +206,9 @@ def _whisper_inputs(batch: int, length: int) -> dict[str, Any]:
     }
 
 
-_LLAMA = _sized(num_key_value_heads=1, tie_word_embeddings=True, pad_token_id=0, bos_token_id=1, eos_token_id=2)
+_LLAMA = _sized(
+    num_key_value_heads=1, tie_word_embeddings=True, pad_token_id=0, bos_token_id=1, eos_token_id=2
+)
 _SLIDING = {
     "use_sliding_window": True,
     "sliding_window": 3,
@@ -250,26 +264,24 @@ _WHISPER = {
 
 
 def _encoder(name: str, kind: str, config: str, settings: dict[str, Any], run: str) -> Case:
-    return Case(name, _hugging_face(kind, config, settings), text, (run,), takes_empty=False)
+    return Case(name, _hugging_face(kind, config, settings), text, (run,))
 
 
 def _decoder(name: str, kind: str, config: str, settings: dict[str, Any], run: str = "model.layers") -> Case:
     build = _hugging_face(kind, config, settings)
-    return Case(name, build, _left, (run,), decoder=True, takes_empty=False)
+    return Case(name, build, _left, (run,), decoder=True)
 
 
 def _vision(name: str, kind: str, config: str, run: str, **more: Any) -> Case:
-    return Case(name, _hugging_face(kind, config, {**_VISION, **more}), images, (run,), tokens=False)
+    return Case(name, _hugging_face(kind, config, {**_VISION, **more}), images, (run,))
 
 
 BERT = _encoder("BERT", "BertForMaskedLM", "BertConfig", _sized(), "bert.encoder.layer")
 LLAMA = _decoder("Llama", "LlamaForCausalLM", "LlamaConfig", _LLAMA)
 VIT = _vision("ViT", "ViTModel", "ViTConfig", "layers")
-UNFAMILIAR = Case("fallback", unfamiliar, _points, ("blocks",), tokens=False, hugging_face=False)
+UNFAMILIAR = Case("fallback", unfamiliar, _points, ("blocks",))
 GPT2 = _decoder("GPT-2", "GPT2LMHeadModel", "GPT2Config", _GPT2, "transformer.h")
-TORCH = Case(
-    "torch, post-norm", torch_encoder, _states(True), ("layers",), exact=False, hugging_face=False
-)
+TORCH = Case("torch, post-norm", torch_encoder, _states(True), ("layers",), exact=False)
 
 CORE = [BERT, LLAMA, VIT, UNFAMILIAR]
 OTHERS = [
@@ -296,7 +308,6 @@ OTHERS = [
         _hugging_face("WhisperForConditionalGeneration", "WhisperConfig", _WHISPER),
         _whisper_inputs,
         ("model.encoder.layers", "model.decoder.layers"),
-        tokens=False,
     ),
     Case(
         "torch, pre-norm",
@@ -304,7 +315,6 @@ OTHERS = [
         _states(True),
         ("layers",),
         exact=False,
-        hugging_face=False,
     ),
     Case(
         "torch, sequence first",
@@ -312,24 +322,19 @@ OTHERS = [
         _states(False),
         ("layers",),
         exact=False,
-        hugging_face=False,
     ),
-    Case("timm's ViT", timm_vit, _pictures("x", 8), ("blocks",), tokens=False, hugging_face=False),
+    Case("timm's ViT", timm_vit, _pictures("x", 8), ("blocks",)),
     Case(
         "timm's ResNet",
         timm_resnet,
         _pictures("x", 32),
         ("layer1", "layer2"),
-        tokens=False,
-        hugging_face=False,
     ),
     Case(
         "our ResNet",
         plain_resnet,
         _pictures("images", 8),
         ("blocks.0.steps", "blocks.1.steps", "blocks.2.steps"),
-        tokens=False,
-        hugging_face=False,
     ),
 ]
 ALL = CORE + OTHERS
@@ -339,14 +344,15 @@ def parameters(cases: list[Case]) -> list[Any]:
     """Return cases for parametrize: those outside of the core are left to make test-all."""
     core = [case.name for case in CORE]
     return [
-        pytest.param(case, id=case.name, marks=() if case.name in core else pytest.mark.slow) for case in cases
+        pytest.param(case, id=case.name, marks=() if case.name in core else pytest.mark.slow)
+        for case in cases
     ]
 
 
-def randomize(net: nn.Module, scale: float = 1.0, seed: int = 3) -> nn.Module:
+def randomize(net: Any, scale: float = 1.0, seed: int = 3) -> Any:
     """Give heads random weights such that some positions halt after every layer."""
     generator = torch.Generator().manual_seed(seed)
-    for run in net.get_submodule("torchpact.runs"):
+    for run in runs(net):
         for head in run.heads:
             head.weight.data.normal_(std=scale, generator=generator)
             head.bias.data.fill_(-1.0)

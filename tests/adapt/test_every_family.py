@@ -3,13 +3,14 @@
 import copy
 import pickle
 import time
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
 import torchpact as tp
-from tests.adapt.networks import ALL, BERT, Case, first, parameters, randomize
+from tests.adapt.networks import ALL, BERT, Case, first, parameters, randomize, runs, weights
 
 every_family = pytest.mark.parametrize("case", parameters(ALL))
 pytestmark = pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
@@ -29,7 +30,7 @@ def close(case: Case, ours: torch.Tensor, original: torch.Tensor) -> bool:
     return bool((ours - original).norm() <= 1e-6 * original.norm())
 
 
-def real(case: Case, inputs: dict, output: torch.Tensor) -> torch.Tensor:
+def real(case: Case, inputs: dict[str, Any], output: torch.Tensor) -> torch.Tensor:
     """Return the output at real positions; torch's fast path gives zeros elsewhere."""
     mask = inputs.get("src_key_padding_mask")
     if mask is None:
@@ -89,7 +90,7 @@ def test_padding_weighs_nothing(case):
     if mask is None:
         assert all(ponder.weights is None for ponder in ponders)
     else:
-        assert torch.equal(ponders[-1].weights.squeeze(2), mask.to(torch.float32))
+        assert torch.equal(weights(ponders[-1]), mask.to(torch.float32))
         assert ponders[-1].steps.shape == (4, 6, 1)
     if case.name == "Whisper":
         assert ponders[0].weights is None
@@ -104,11 +105,13 @@ def test_gradients_reach_heads_and_layers(case):
     with tp.collect(net) as ponders:
         output = first(net(**case.inputs(3, 5)))
     (output.double().square().mean() + ponders.cost).backward()
-    for head in (head for run in net.torchpact.runs for head in run.heads):
+    for head in (head for run in runs(net) for head in run.heads):
         assert head.weight.grad.abs().sum() > 0
         assert head.bias.grad.abs().sum() > 0
-    layers = [layer for run in net.torchpact.runs for layer in run.layers]
-    assert all(any(p.grad is not None and p.grad.abs().sum() > 0 for p in layer.parameters()) for layer in layers)
+    layers = [layer for run in runs(net) for layer in run.layers]
+    assert all(
+        any(p.grad is not None and p.grad.abs().sum() > 0 for p in layer.parameters()) for layer in layers
+    )
 
 
 @every_family
@@ -219,7 +222,11 @@ def test_compiling_the_whole_network_changes_nothing(case):
 def test_adapting_a_network_of_the_size_of_bert_base_takes_less_than_a_second():
     with torch.device("meta"):
         net = BERT.build(
-            hidden_size=768, num_hidden_layers=12, num_attention_heads=12, intermediate_size=3072, vocab_size=30522
+            hidden_size=768,
+            num_hidden_layers=12,
+            num_attention_heads=12,
+            intermediate_size=3072,
+            vocab_size=30522,
         )
     start = time.perf_counter()
     tp.adapt(net)

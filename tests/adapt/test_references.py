@@ -5,7 +5,19 @@ import torch
 from torch.nn import functional as F
 
 import torchpact as tp
-from tests.adapt.networks import BERT, GPT2, LAYERS, LLAMA, VIT, first, mask_of, randomize, text
+from tests.adapt.networks import (
+    BERT,
+    GPT2,
+    LAYERS,
+    LLAMA,
+    VIT,
+    first,
+    mask_of,
+    randomize,
+    runs,
+    text,
+    weights,
+)
 
 GENERATION = {"do_sample": False, "max_new_tokens": 6, "pad_token_id": 0}
 
@@ -43,7 +55,7 @@ def thresholded(run, states):
 
 
 def relaxed(run, states, noise, temperature=2 / 3, clip=0.01):
-    """Stick breaking: ξ = σ((logit + noise)/λ), the state moves by r·[r > δ], the output is Σ weight·state."""
+    """Stick breaking: ξ = σ((logit + noise)/λ), the state moves by r·[r > δ]; the output is Σ w·state."""
 
     def go(u):
         remaining, output = torch.ones(*u.shape[:2], 1), torch.zeros_like(u)
@@ -120,21 +132,22 @@ def compare(case, inputs, ours, theirs):
 @families
 def test_thresholded_it_is_the_layers_one_by_one_with_halted_tokens_frozen(case):
     net, inputs = randomize(tp.adapt(case.build())), inputs_of(case)
-    run = net.torchpact.runs[0]
+    run = runs(net)[0]
     with torch.no_grad():
         u, call, after = BY_HAND[case.name](net, inputs)
         u, steps, _ = thresholded(run, call)(u)
         with tp.collect(net) as ponders:
             ours = first(net(**inputs))
         compare(case, inputs, ours, after(u))
-    assert torch.equal(ponders[0].steps, steps)
+    real = inputs.get("attention_mask", torch.ones(steps.shape[:2])).bool()
+    assert torch.equal(ponders[0].steps[real], steps[real])
     assert set(steps.flatten().tolist()) == set(range(1, LAYERS + 1))
 
 
 @families
 def test_relaxed_it_is_stick_breaking_with_the_same_noise(case):
     net, inputs = randomize(tp.adapt(case.build()), scale=0.3), inputs_of(case)
-    run = net.torchpact.runs[0]
+    run = runs(net)[0]
     with torch.no_grad():
         u, call, after = BY_HAND[case.name](net, inputs)
         generator = torch.Generator().manual_seed(5)
@@ -155,7 +168,7 @@ def test_captured_hidden_states_are_those_of_frozen_tokens(case):
         net(**inputs, output_hidden_states=True)  # the network's own hooks come first now
         randomize(tp.adapt(net))
         u, call, _ = BY_HAND[case.name](net, inputs)
-        _, _, every = thresholded(net.torchpact.runs[0], call)(u)
+        _, _, every = thresholded(runs(net)[0], call)(u)
         captured = net(**inputs, output_hidden_states=True).hidden_states
     assert len(captured) == LAYERS + 1
     for state, expected in zip(captured[1:-1], every, strict=False):
@@ -165,7 +178,10 @@ def test_captured_hidden_states_are_those_of_frozen_tokens(case):
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 @families
 def test_captures_of_an_untrained_network_are_those_of_the_original(case, attention):
-    inputs, wanted = case.inputs(3, 5), {"output_hidden_states": True, "output_attentions": attention == "eager"}
+    inputs, wanted = (
+        case.inputs(3, 5),
+        {"output_hidden_states": True, "output_attentions": attention == "eager"},
+    )
     for before in (False, True):
         net = case.build(attn_implementation=attention)
         with torch.no_grad():
@@ -220,5 +236,5 @@ def test_generation_with_a_cache_is_that_without(case, settings, heads):
     assert ponders[0].steps.shape[1] == 5
     assert all(ponder.steps.shape[1] == 1 for ponder in ponders[1:])
     if not settings:
-        assert torch.equal(ponders[0].weights.squeeze(2), inputs["attention_mask"].float())
-        assert all((ponder.weights == 1).all() for ponder in ponders[1:])
+        assert torch.equal(weights(ponders[0]), inputs["attention_mask"].float())
+        assert all(weights(ponder).eq(1).all() for ponder in ponders[1:])

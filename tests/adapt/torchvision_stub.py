@@ -25,7 +25,7 @@ def timm_models():
             sys.modules[name] = module
     # timm.data is about reading images, and asks for most of torchvision
     data = types.ModuleType("timm.data")
-    data.__getattr__ = _constant
+    vars(data)["__getattr__"] = _constant
     sys.modules.setdefault("timm.data", data)
     try:
         return pytest.importorskip("timm.models", reason="timm is not installed")

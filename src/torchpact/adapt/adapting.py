@@ -316,13 +316,15 @@ def _check_plain(net: nn.Module) -> None:
         raise ValueError("expected a network that is not adaptive yet, got an adapted one: tp.unadapt first")
     if hasattr(net, NAME):
         raise ValueError(f"expected a network without an attribute {NAME!r}, which heads would be under")
-    if halting_modules(net):
-        raise ValueError(f"expected a network without adaptive blocks, got {[*halting_modules(net)][0]!r}")
+    for name in halting_modules(net):
+        raise ValueError(f"expected a network without adaptive blocks, got {name!r}")
 
 
 def _check_found(net: nn.Module, found: list[FoundRun], refused: list[Refusal], where: Where) -> None:
     """Refuse to go on without all runs that are wanted."""
-    names = [where] if isinstance(where, str) else [] if where is None or callable(where) else [*where]
+    names: list[str] = [where] if isinstance(where, str) else []
+    if not (where is None or callable(where) or isinstance(where, str)):
+        names = [*where]
     reasons = {each.name: each.reason for each in refused}
     missing = [name for name in names if name not in [run.name for run in found]]
     looked = "a list of two or more layers of one class"
@@ -330,7 +332,7 @@ def _check_found(net: nn.Module, found: list[FoundRun], refused: list[Refusal], 
         raise ValueError(f"{missing[0]!r}: {reasons[missing[0]]}")
     if missing:
         runs, others = find_runs(net)
-        known = ", ".join(repr(each.name) for each in (*runs, *others)) or "none"
+        known = ", ".join(map(repr, [*(run.name for run in runs), *(each.name for each in others)])) or "none"
         raise ValueError(f"expected {looked} under where={missing[0]!r}; the network has {known}")
     if not found and refused:
         raise ValueError(
@@ -338,6 +340,6 @@ def _check_found(net: nn.Module, found: list[FoundRun], refused: list[Refusal], 
         )
     if not found:
         raise ValueError(
-            f"expected {looked}, each of which passes a hidden state on, in {type(net).__name__}; found none: "
+            f"expected {looked}, each of which passes a hidden state on, in a {type(net).__name__}: "
             "tp.AdaptiveBlock makes steps of your own adaptive"
         )

@@ -41,7 +41,8 @@ def find_runs(net: nn.Module, where: Where = None) -> tuple[list[FoundRun], list
 
     A run has two layers or more, of one class, whose parameters have equal shapes from the second layer on.
     Layers of a class that no family knows have to be made of other modules, so that lists of single layers
-    (heads, projections) are left alone; beside runs of known families they are taken only if ``where`` says so.
+    (heads, projections) are left alone; beside runs of known families they are taken only if ``where`` says
+    so.
 
     Args:
         net: Any network.
@@ -72,7 +73,7 @@ def find_runs(net: nn.Module, where: Where = None) -> tuple[list[FoundRun], list
     for found in candidates:
         if found.family is not None:
             _sort_in(found, runs, refused)
-    known = [each.name for each in (*runs, *refused)]
+    known = [run.name for run in runs] + [each.name for each in refused]
     for found in candidates:
         if found.family is None and not any(_is_within(name, [found.name]) for name in known):
             problem = _problem(found)

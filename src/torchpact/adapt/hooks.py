@@ -36,8 +36,8 @@ def install(net: nn.Module, pairs: Iterable[tuple[FoundRun, LayerRun]]) -> None:
             hook = LayerHook(run, None if repeated else index)
             layer.register_forward_hook(hook, prepend=True, with_kwargs=True)
     for module, runs in above.values():
-        name, place = _mask_of(module)
-        scope = ScopeHook(runs, None if name is None else (name, place), MASKS.get(name or "", False))
+        mask, place = _mask_of(module)
+        scope = ScopeHook(runs, None if mask is None else (mask, place), MASKS.get(mask or "", False))
         module.register_forward_pre_hook(scope.enter, prepend=True, with_kwargs=True)
         module.register_forward_hook(scope.leave, always_call=True)
 

@@ -69,8 +69,8 @@ def _seen(net: nn.Module, run: FoundRun, example: CallArgs) -> StateKind:
             module.training = before
     if not states:
         raise ValueError(
-            f"expected the layers of {run.name!r} to return a tensor on the example, got none: leave this run "
-            "out by where="
+            f"expected the layers of {run.name!r} to return a tensor on the example, got none: leave this "
+            "run out by where="
         )
     is_map = states[0].dim() == 4
     return StateKind(states[0].size(1 if is_map else -1), is_map)

@@ -18,6 +18,7 @@ from torchpact.core.layer_scopes import Entry, Scope, entry_of, scope_of, scopes
 from torchpact.core.loop import HaltingLoop, advance
 from torchpact.core.modes import Thresholded
 from torchpact.core.ponder import Ponder
+from torchpact.core.state import State
 
 _CARRIED = "torchpact_carried"
 """The attribute of a tensor that holds what travels on it."""
@@ -133,14 +134,18 @@ class LayerHook:
             self._check(carried, before, after, (*args, *kwargs.values()))
             before = before.to(after.dtype)  # under autocast
 
-        def head(u: Tensor) -> Tensor:
+        def head(u: State) -> Tensor:
+            assert isinstance(u, Tensor)
             return run.halting_logits(index, u, call.weights)
 
         last = index + 1 == run.max_steps
         loop, u = advance(loop, before, after, None if last else head, held=False)
+        assert isinstance(u, Tensor)
         rest = () if isinstance(output, Tensor) else output[1:]
         if last:
-            u, ponder = loop.result(u)
+            result, ponder = loop.result(u)
+            assert isinstance(result, Tensor)
+            u = result
             call.end(ponder)
         else:
             # a view, since logits hold the state that the head saw: a loop on it would be a reference cycle

@@ -36,7 +36,7 @@ class Family:
     per: tuple[Per, ...] = ("token", "example")
     """For what its layers can decide; the first is the default."""
     normalize: bool = True
-    """Whether heads normalise the state, which layers with a norm at their beginning leave as large as it is."""
+    """Whether heads normalise the state, which layers that begin with a norm leave as large as it is."""
     causal: bool = False
     """Whether it is a decoder, which runs with a cache."""
     spec: Callable[[Any], StepSpec] | None = None
@@ -85,6 +85,6 @@ def _found(table: dict[str, Family], module: nn.Module) -> Family | None:
     own, kinds = inspect.unwrap(type(module).forward), type(module).__mro__
     for kind in kinds:
         family = table.get(f"{kind.__module__}.{kind.__qualname__}")
-        if family is not None and inspect.unwrap(kind.forward) is own:
+        if family is not None and issubclass(kind, nn.Module) and inspect.unwrap(kind.forward) is own:
             return family
     return None
