@@ -303,8 +303,7 @@ class LayerHook:
             u, ponder = loop.result(u)
             call.end(ponder)
         else:
-            # an alias: the graph of the loop saves u itself, which would hold what it is held by, for ever
-            u = u.view_as(u)
+            u = _renamed(u) if u.requires_grad else u.view_as(u) if u is before else u
             setattr(u, _CARRIED, _Carried(call, loop))
         owner = self._owner()
         if owner is not None:
@@ -380,6 +379,38 @@ def _scopes() -> Sequence[_Scope]:
 
 def _owner_of(run: LayerRun) -> _Scope | None:
     return next((scope for scope in reversed(_scopes()) if run in scope.owned), None)
+
+
+class _Alias(torch.autograd.Function):
+    """The identity, as another tensor with the same memory that is no view: FSDP2 warns of views."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(u: Tensor) -> Tensor:
+        return u.detach()
+
+    @staticmethod
+    def setup_context(_ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
+        pass
+
+    @staticmethod
+    def backward(_ctx: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]
+        return gradient
+
+    @staticmethod
+    def jvp(_ctx: Any, tangent: Tensor) -> Tensor:
+        return tangent.view_as(tangent)
+
+
+def _renamed(u: Tensor) -> Tensor:
+    """Return another tensor with the same memory and gradient, to carry a loop.
+
+    The graph of the loop saves the state itself: if that carried the loop, neither would ever be freed
+    without a backward pass.
+    """
+    alias: Tensor = u.view_as(u) if torch.compiler.is_compiling() else _Alias.apply(u)
+    return alias
 
 
 def _is_alias(one: Tensor, other: Tensor) -> bool:
