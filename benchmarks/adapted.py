@@ -34,22 +34,20 @@ import torchpact as tp
 Row = dict[str, object]
 
 
-def minilm(folder: Path | None) -> nn.Module:
-    config = BertConfig(
-        hidden_size=384, num_hidden_layers=6, num_attention_heads=12, intermediate_size=1536
-    )
+def minilm(folder: Path | None) -> Any:
+    config = BertConfig(hidden_size=384, num_hidden_layers=6, num_attention_heads=12, intermediate_size=1536)
     torch.manual_seed(0)
     net = BertModel(config) if folder is None else BertModel.from_pretrained(folder)
     return net.eval()
 
 
-def vit() -> nn.Module:
+def vit() -> Any:
     config = ViTConfig(hidden_size=384, num_hidden_layers=12, num_attention_heads=6, intermediate_size=1536)
     torch.manual_seed(0)
     return ViTModel(config).eval()
 
 
-def smollm() -> nn.Module:
+def smollm() -> Any:
     config = LlamaConfig(
         vocab_size=49152,
         hidden_size=576,
@@ -63,7 +61,7 @@ def smollm() -> nn.Module:
     return LlamaForCausalLM(config).eval()
 
 
-def halting_after_the_first(net: nn.Module, batch: dict[str, Tensor], per: Any, share: float) -> nn.Module:
+def halting_after_the_first(net: nn.Module, batch: dict[str, Any], per: Any, share: float) -> Any:
     """Return an adapted copy in which a share of the positions goes on after the first layer, to the end."""
     ada = tp.adapt(copy.deepcopy(net), per=per)
     (run,) = ada.torchpact.runs
@@ -80,7 +78,7 @@ def halting_after_the_first(net: nn.Module, batch: dict[str, Tensor], per: Any, 
     return ada
 
 
-def halting_after(net: nn.Module, layers: int) -> nn.Module:
+def halting_after(net: nn.Module, layers: int) -> Any:
     """Return an adapted copy in which all positions halt after so many layers."""
     ada = tp.adapt(copy.deepcopy(net))
     for index, head in enumerate(ada.torchpact.runs[0].heads, start=1):
@@ -89,7 +87,7 @@ def halting_after(net: nn.Module, layers: int) -> nn.Module:
 
 
 def whole(
-    name: str, net: nn.Module, batch: dict[str, Tensor], per: Any, shares: Any, arguments: Any, exports: bool
+    name: str, net: nn.Module, batch: dict[str, Any], per: Any, shares: Any, arguments: Any, exports: bool
 ) -> list[Row]:
     """Return the rows of a network on a batch: all of it in one call."""
     dtype = next(net.parameters()).dtype
@@ -127,7 +125,7 @@ class _Positional(nn.Module):
 
 def decoding(net: nn.Module, size: int, past: int, arguments: Any) -> Row:
     """Return the row of one token for each example, with a cache of those before; a third of the layers run."""
-    count = net.config.num_hidden_layers
+    count = int(net.config.num_hidden_layers)  # type: ignore[union-attr, arg-type]
     ada = halting_after(net, count // 3)
     dtype, token = next(net.parameters()).dtype, torch.randint(1000, (size, 1))
     prompt = torch.randint(1000, (size, past))
@@ -149,10 +147,11 @@ def decoding(net: nn.Module, size: int, past: int, arguments: Any) -> Row:
     if arguments.compile:
         torch.compiler.reset()
         ways["compiled"] = way(torch.compile(net, dynamic=True))
-    layer = net.model.layers[0]
+    llama: Any = net
+    layer = llama.model.layers[0]
     weights = sum(p.numel() for p in layer.parameters())
     kv = layer.self_attn.k_proj.weight.numel() + layer.self_attn.v_proj.weight.numel()
-    head = net.lm_head.weight.numel()
+    head = llama.lm_head.weight.numel()
     read = (count // 3) * weights + (count - count // 3) * kv + head
     row: Row = {
         "network": "SmolLM2-135M",

@@ -149,8 +149,8 @@ def test_encoders_of_torch_run_too(norm_first):
     fast = deployed(net, (x,))
     assert fast.report.measurements[0].engine == "attention", fast.explain()
     assert torch.allclose(fast(x), net(x), atol=2e-5)
-    both = [each(x, src_key_padding_mask=padding)[~padding] for each in (fast, net)]
-    assert torch.allclose(*both, atol=2e-5)
+    found, expected = (each(x, src_key_padding_mask=padding)[~padding] for each in (fast, net))
+    assert torch.allclose(found, expected, atol=2e-5)
 
 
 @torch.no_grad()
@@ -162,11 +162,17 @@ def test_halted_tokens_are_not_computed():
     layers = fast.network.encoder.layer
     packed = layers[1].forward.patched.runner.layers
     for layer in packed:
-        finish = layer.finish
-        layer.finish = lambda x, seen, finish=finish: (rows.append(len(x)), finish(x, seen))[1]
+
+        def counted(x, seen, finish=layer.finish):
+            rows.append(len(x))
+            return finish(x, seen)
+
+        layer.finish = counted
     with tp.collect(fast) as ponders:
         fast(**given)
-    steps = ponders[0].steps[ponders[0].weights > 0]
+    weights = ponders[0].weights
+    assert weights is not None
+    steps = ponders[0].steps[weights > 0]
     assert rows == [int((steps > index).sum()) for index in range(4) if (steps > index).any()]
     assert some < float(tp.count_flops(tp.unadapt(net), given).mean)
 
@@ -183,7 +189,9 @@ def test_thresholds_are_an_argument_of_the_call():
         mask = given["attention_mask"]
         assert torch.allclose(hidden(output, mask), hidden(reference, mask), atol=2e-5)
         assert found.steps == pytest.approx(float(expected.steps), abs=1e-5)
-    with pytest.raises(ValueError, match="expected thresholds for blocks among 'encoder.layer'; got 'other'"):
+    with pytest.raises(
+        ValueError, match=r"expected thresholds for blocks among 'encoder\.layer'; got 'other'"
+    ):
         fast(**given, thresholds=tp.Thresholds({"other": 0.0}))
 
 

@@ -97,10 +97,14 @@ def test_gradient_checkpointing_of_transformers_changes_no_gradient(case, reentr
     same(plain, again)
 
 
-def test_reentrant_checkpoints_with_hooks_within_are_refused_in_backward():
+def test_reentrant_checkpoints_with_hooks_within_are_refused():
     net = tp.adapt(torch_encoder()).train()
     layers_with_checkpoints(net, reentrant=True)
-    output = net(torch.randn(2, 5, 16, requires_grad=True))
+    u = torch.randn(2, 5, 16, requires_grad=True)
+    with pytest.raises(ValueError, match=r"their heads would not learn\. .*pass use_reentrant=False$"):
+        net(u)
+    net.torchpact.requires_grad_(False)
+    output = net(u)
     with pytest.raises(ValueError, match=r"pass use_reentrant=False to activation checkpointing$"):
         output.mean().backward()
 

@@ -148,8 +148,7 @@ class LayerHook:
             u = result
             call.end(ponder)
         else:
-            # a view, since logits hold the state that the head saw: a loop on it would be a reference cycle
-            u = u.view_as(u)
+            u = _renamed(u)
             setattr(u, _CARRIED, _Carried(call, loop, u, rest))
         if scope is not None and not torch.compiler.is_compiling():
             scope.latest[:] = [] if last else [u]
@@ -293,10 +292,44 @@ def _is_as_large(x: Any, u: Tensor) -> bool:
     return isinstance(x, Tensor) and x.dim() == u.dim() and x.shape[:2] == u.shape[:2]
 
 
-@torch.compiler.disable
+@torch.compiler.disable  # type: ignore[untyped-decorator, unused-ignore]
 def _untraced(hook: LayerHook, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
     """Move a loop on outside of the graph of a layer that is compiled by itself."""
     return hook.advance(args, kwargs, output)
+
+
+class _Alias(torch.autograd.Function):
+    """The identity, as another tensor with the same memory that is no view: FSDP2 warns of views."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(u: Tensor) -> Tensor:
+        return u.detach()
+
+    @staticmethod
+    def setup_context(_ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
+        pass
+
+    @staticmethod
+    def backward(_ctx: Any, gradient: Tensor) -> Tensor:
+        return gradient
+
+    @staticmethod
+    def jvp(_ctx: Any, tangent: Tensor) -> Tensor:
+        return tangent.view_as(tangent)
+
+
+def _renamed(u: Tensor) -> Tensor:
+    """Return another tensor with the same memory and gradient, to carry a loop.
+
+    The graph of the loop saves the state itself: if that carried the loop, neither would ever be freed
+    without a backward pass.
+    """
+    if torch.compiler.is_compiling() or not u.requires_grad:
+        return u.view_as(u)
+    alias: Tensor = _Alias.apply(u)
+    return alias
 
 
 def _is_alias(one: Tensor, other: Tensor) -> bool:
