@@ -124,7 +124,7 @@ class _Positional(nn.Module):
 
 
 def decoding(net: nn.Module, size: int, past: int, arguments: Any) -> Row:
-    """Return the row of one token for each example, with a cache of those before; a third of the layers run."""
+    """Return the row of one token for each example, with a cache; a third of the layers run."""
     count = int(net.config.num_hidden_layers)  # type: ignore[union-attr, arg-type]
     ada = halting_after(net, count // 3)
     dtype, token = next(net.parameters()).dtype, torch.randint(1000, (size, 1))

@@ -114,7 +114,7 @@ class _Sums:
         return found
 
 
-class PonderCallback(TrainerCallback):  # type: ignore[misc]
+class PonderCallback(TrainerCallback):
     """Adds what the blocks did to the logs of a ``Trainer``: ``ponder/cost``, ``ponder/steps``, and by block.
 
     These are means over the examples since the last log, of this process. Those of an evaluation are called

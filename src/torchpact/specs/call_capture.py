@@ -114,7 +114,7 @@ class _RunCalls(Collector):
     """Records what runs of layers did, which are not called as modules."""
 
     def __init__(self, runs: Mapping[LayerRun, str], calls: Mapping[str, list[Call]]) -> None:
-        super().__init__(dict[HaltingModule, str](runs))
+        super().__init__({run: name for run, name in runs.items()})  # noqa: C416 (a mapping of another type)
         self.calls = calls
         self.states: dict[LayerRun, tuple[torch.Tensor, torch.Tensor | None]] = {}
 
