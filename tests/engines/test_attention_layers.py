@@ -396,6 +396,15 @@ def test_one_layer_may_be_shared_and_details_left_out():
     assert not torch.isin(run.ponder().steps, torch.tensor([3])).any()
 
 
+def test_a_run_has_no_gradients_and_its_cost_is_that_of_decisions():
+    torch.manual_seed(0)
+    spec, u = block_of("bert"), torch.randn(3, 5, SIZE, requires_grad=True)
+    output, ponder, _ = our_run(spec, u, None, [LayerContext()] * LAYERS)
+    assert not output.requires_grad
+    assert torch.equal(ponder.cost, ponder.steps.float())
+    assert 1 < ponder.cost.mean() < LAYERS
+
+
 @torch.no_grad()
 def test_heads_of_several_kinds():
     torch.manual_seed(0)

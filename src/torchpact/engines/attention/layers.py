@@ -17,7 +17,7 @@ from torchpact.core.layer_run import PoolingHead
 from torchpact.core.loop import HaltingLoop, decide
 from torchpact.core.modes import Thresholded
 from torchpact.core.ponder import Ponder
-from torchpact.engines.attention.packed_layer import PackedLayer, Rotary
+from torchpact.engines.attention.packed_layer import PackedLayer, Rotary, prepared, rotary_of
 from torchpact.engines.attention.ragged import Ragged, Ranges, Selection, ranges_of, select
 from torchpact.engines.base import Unsupported
 from torchpact.specs.attention import AttentionLayer, LayerContext
@@ -73,6 +73,7 @@ class LayersRunner:
                     made[key] = PackedLayer(step, fused=key[1])
                 self.layers.append(made[key])
 
+    @torch.no_grad()
     def begin(
         self,
         u: Tensor,
@@ -128,18 +129,19 @@ class LayersRun:
             spec.mode,
             len(runner.layers) if self.adaptive else 1,
             bounds=bounds if self.adaptive else None,
-            may_stop=True,
+            may_stop=not all(isinstance(head, LinearHead) for head in runner.heads),  # have +∞ already
             keeps_logits=spec.keeps_details,
         )
         if not self.adaptive:
             self._loop, _ = decide(self._loop, torch.zeros(*self.shape, 1, device=self.device))
         everything = torch.ones(self.shape, dtype=torch.bool, device=self.device)
         active = everything if self.real is None else self.real
-        self._rows = int(active.sum())
+        self._open: int | None = None  # positions that have not halted
         self._selection = select(active, self.real, cached)
         self._ranges: list[tuple[tuple[object, ...], Ranges]] = []
         self._ragged: tuple[Ranges, Selection, Ragged] | None = None
-        self._rotary: dict[int, tuple[Rotary, Selection | None, tuple[Rotary, Rotary]]] = {}
+        self._written = None if self.real is None else self.real.flatten().nonzero().squeeze(1)
+        self._rotary: dict[int, tuple[Rotary, Selection | None, tuple[Rotary, Rotary], Rotary]] = {}
         self._last: Tensor | None = None
 
     @torch.no_grad()
@@ -202,12 +204,12 @@ class LayersRun:
         self._loop, _ = decide(self._loop, logits)
         gate = self._loop.gate
         assert gate is not None
+        count = int(torch.count_nonzero(gate))
+        if count == (gate.numel() if self._open is None else self._open):
+            return  # positions never come back
         active = (gate > 0).squeeze(2).expand(self.shape)
         active = active if self.real is None else active & self.real
-        count = int(active.sum())
-        if count == self._rows:
-            return  # positions never come back
-        self._rows, self._selection = count, select(active, self.real, self.cached)
+        self._open, self._selection = count, select(active, self.real, self.cached)
         if self._selection is None:
             self._loop.draw_the_rest()
 
@@ -248,10 +250,9 @@ class LayersRun:
     def _fill_cache(self, layer: PackedLayer, u: Tensor, context: LayerContext) -> None:
         """Write keys and values of a layer that no token runs."""
         flat = u.reshape(-1, u.size(-1))
-        keys = None if self.real is None else self.real.flatten().nonzero().squeeze(1)
-        x = flat if keys is None else flat.index_select(0, keys)
-        rotary = None if context.rotary is None else self._gathered(context.rotary, keys)
-        self._update(*layer.keys_and_values(x, rotary), keys, context)
+        x = flat if self._written is None else flat.index_select(0, self._written)
+        rotary, _ = self._rotary_of(context, None)
+        self._update(*layer.keys_and_values(x, rotary), self._written, context)
 
     def _update(
         self, keys: Tensor, values: Tensor, places: Tensor | None, context: LayerContext
@@ -290,21 +291,19 @@ class LayersRun:
         self._ragged = ranges, selection, made
         return made
 
-    def _rotary_of(self, context: LayerContext, selection: Selection) -> tuple[Rotary | None, Rotary | None]:
+    def _rotary_of(
+        self, context: LayerContext, selection: Selection | None
+    ) -> tuple[Rotary | None, Rotary | None]:
         """Return cosines and sines of the keys and of the rows."""
         if context.rotary is None:
             return None, None
         known = self._rotary.get(id(context.rotary[0]))
         if known is not None and known[1] is selection:
             return known[2]
-        of_keys = self._gathered(context.rotary, selection.keys)
-        same = selection.picks is None
-        of_rows = of_keys if same else self._gathered(context.rotary, selection.rows)
-        self._rotary[id(context.rotary[0])] = context.rotary, selection, (of_keys, of_rows)
-        return of_keys, of_rows
-
-    def _gathered(self, rotary: Rotary, tokens: Tensor | None) -> Rotary:
-        cosines, sines = (part.expand(*self.shape, -1).flatten(0, 1) for part in rotary)
-        if tokens is None:
-            return cosines, sines
-        return cosines.index_select(0, tokens), sines.index_select(0, tokens)
+        everything = known[3] if known is not None else prepared(context.rotary, *self.shape)
+        of_keys = of_rows = rotary_of(everything, self._written if selection is None else selection.keys)
+        if selection is not None and selection.picks is not None:
+            of_rows = rotary_of(everything, selection.rows)
+        made = of_keys, of_rows
+        self._rotary[id(context.rotary[0])] = context.rotary, selection, made, everything
+        return made

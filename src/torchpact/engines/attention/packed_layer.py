@@ -115,20 +115,38 @@ def rotated(x: Tensor, rotary: Rotary) -> Tensor:
 
     Args:
         x: What is rotated; features beyond those of the cosines stay as they are.
-        rotary: Cosines and sines, (tokens, features).
+        rotary: Cosines and sines as :func:`prepared` returns them.
 
     Example:
-        >>> x, right_angle = torch.tensor([[[1.0, 2.0]]]), (torch.zeros(1, 2), torch.ones(1, 2))
-        >>> rotated(x, right_angle)
+        >>> x, right_angle = torch.tensor([[[1.0, 2.0]]]), (torch.zeros(1, 1, 2), torch.ones(1, 1, 2))
+        >>> rotated(x, prepared(right_angle, 1, 1))
         tensor([[[-2.,  1.]]])
 
     """
-    cosines, sines = (part.unsqueeze(1) for part in rotary)
+    cosines, sines = rotary
     features = cosines.size(-1)
-    whole, x = x, x[..., :features]
-    turned = x * cosines
-    half = features // 2
-    turned[..., :half].addcmul_(x[..., half:], sines[..., :half], value=-1)
-    turned[..., half:].addcmul_(x[..., :half], sines[..., half:])
-    turned = turned.to(whole.dtype)
-    return turned if features == whole.size(-1) else torch.cat((turned, whole[..., features:]), -1)
+    if features < x.size(-1):
+        return torch.cat((rotated(x[..., :features], rotary), x[..., features:]), -1)
+    swapped = torch.cat((x[..., features // 2 :], x[..., : features // 2]), -1)
+    return torch.addcmul(x * cosines, swapped, sines).to(x.dtype)
+
+
+def prepared(rotary: Rotary, batch: int, length: int) -> Rotary:
+    """Return cosines, and sines with the sign of their part, of every token: (tokens, 1, features).
+
+    Args:
+        rotary: Cosines and sines, (batch or 1, length, features).
+        batch: The number of examples.
+        length: That of the tokens of an example.
+
+    """
+    cosines, sines = (part.expand(batch, length, -1).reshape(batch * length, 1, -1) for part in rotary)
+    first, second = sines.chunk(2, -1)
+    return cosines, torch.cat((-first, second), -1)
+
+
+def rotary_of(rotary: Rotary, tokens: Tensor | None) -> Rotary:
+    """Return the cosines and sines of some tokens; None for all."""
+    if tokens is None:
+        return rotary
+    return rotary[0].index_select(0, tokens), rotary[1].index_select(0, tokens)
