@@ -125,3 +125,13 @@ def test_a_compiled_network_is_thresholded_in_evaluation(states):
         found.append((output, ponders[0].steps))
     torch.testing.assert_close(found[0], found[1])
     assert found[0][1].float().std() > 0
+
+
+def test_an_objective_without_a_price_is_refused_where_nothing_was_collected(states):
+    net = adapted()
+    with tp.collect(net) as ponders:
+        pass
+    loss = net(states).square().mean()
+    with pytest.raises(ValueError, match="call the network within"):
+        tp.map_loss(loss, ponders, tau=0.1)
+    assert tp.map_loss(loss, [], tau=0.1) == loss  # a network without blocks

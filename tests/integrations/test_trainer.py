@@ -1,6 +1,9 @@
 """The Trainer of transformers with adapted networks: gradients, logs, evaluation, checkpoints."""
 
 import shutil
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -8,10 +11,18 @@ import torch
 import torchpact as tp
 from tests.integrations.networks import apart, batch, bert
 
-transformers = pytest.importorskip("transformers", reason="its Trainer is what is tested")
+pytest.importorskip("transformers", reason="its Trainer is what is tested")
 pytest.importorskip("accelerate", reason="the Trainer of transformers needs it")
 
-from torchpact.integrations.transformers import (  # noqa: E402
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    Trainer,
+    TrainerCallback,
+    TrainingArguments,
+)
+
+from torchpact.integrations.transformers import (
     PonderCallback,
     PonderMixin,
     ignores_item_count,
@@ -21,11 +32,11 @@ from torchpact.integrations.transformers import (  # noqa: E402
 TAU = 0.1
 
 
-class AdaptiveTrainer(PonderMixin, transformers.Trainer):
+class AdaptiveTrainer(PonderMixin, Trainer):
     tau = TAU
 
 
-class OwnLoss(transformers.Trainer):
+class OwnLoss(Trainer):
     """With a mean as its loss, as documented."""
 
     loss_is_scaled_for_ga = False
@@ -38,7 +49,7 @@ class OwnLoss(transformers.Trainer):
         return (loss, outputs) if return_outputs else loss
 
 
-class Seen(transformers.TrainerCallback):
+class Seen(TrainerCallback):
     """Keeps the gradients of every step, and the logs as a reporter sees them."""
 
     def __init__(self):
@@ -53,7 +64,7 @@ class Seen(transformers.TrainerCallback):
 
 def llama():
     torch.manual_seed(0)
-    config = transformers.LlamaConfig(
+    config = LlamaConfig(
         vocab_size=50,
         hidden_size=32,
         num_hidden_layers=3,
@@ -61,7 +72,7 @@ def llama():
         intermediate_size=64,
         max_position_embeddings=32,
     )
-    return transformers.LlamaForCausalLM(config)
+    return LlamaForCausalLM(config)
 
 
 def examples(count=8, causal=False):
@@ -77,7 +88,7 @@ def examples(count=8, causal=False):
 
 def trainer(folder, kind=AdaptiveTrainer, net=None, data=None, **settings):
     settings = {"learning_rate": 1e-2, "max_grad_norm": 0.0, "logging_steps": 1, "max_steps": 1} | settings
-    arguments = transformers.TrainingArguments(
+    arguments = TrainingArguments(
         output_dir=str(folder),
         use_cpu=True,
         report_to=[],
@@ -130,14 +141,37 @@ def test_accumulated_gradients_are_those_of_the_whole_batch(tmp_path, kind, caus
 
 
 def test_models_that_take_the_count_of_items_and_return_a_mean_are_told():
-    assert ignores_item_count(bert())
-    assert not ignores_item_count(llama())
     given = batch()
+    assert ignores_item_count(bert(), given)
     means = [bert()(**given, num_items_in_batch=count).loss for count in (8, 800)]
     assert torch.equal(*means)
     given["labels"] = given["input_ids"]
+    assert not ignores_item_count(llama(), given)
     few, many = (llama()(**given, num_items_in_batch=count).loss for count in (8, 800))
     torch.testing.assert_close(few, 100 * many)
+
+
+def test_asking_leaves_a_network_and_the_noise_as_they_were():
+    net = tp.adapt(bert()).train()
+    net.bert.embeddings.eval()
+    before = torch.get_rng_state()
+    ignores_item_count(net, batch())
+    assert net.training
+    assert not net.bert.embeddings.training
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.slow
+def test_two_processes_that_accumulate_have_the_gradients_of_the_whole_batch():
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    done = subprocess.run(
+        [*launcher, "-m", "tests.integrations.trainer_processes"],
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
 
 
 def test_evaluation_is_thresholded_and_its_loss_is_the_objective(tmp_path):
@@ -232,8 +266,5 @@ class Rigged(AdaptiveTrainer):
 
 
 def test_importing_torchpact_imports_no_transformers():
-    import subprocess
-    import sys
-
     code = "import sys, torchpact; sys.exit('transformers' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0

@@ -18,6 +18,7 @@ from torchpact.core.halting_module import HaltingModule
 from torchpact.core.loop import HaltingLoop, advance
 from torchpact.core.modes import Mode, Thresholded
 from torchpact.core.ponder import Ponder
+from torchpact.core.state import State
 
 Per = Literal["token", "example", "pixel"]
 _CARRIED = "torchpact_carried"
@@ -295,19 +296,23 @@ class LayerHook:
                 f"{tuple(before.shape)} before layer {index + 1} and {tuple(after.shape)} after it"
             )
 
-        def head(u: Tensor) -> Tensor:
+        def head(u: State) -> Tensor:
+            assert isinstance(u, Tensor)
             return run.halting_logits(index, u, call.weights)
 
+        owner = self._owner()
         loop, u = advance(loop, before, after, None if last else head, held=False)
         if last:
             u, ponder = loop.result(u)
             call.end(ponder)
+            latest: list[Tensor] = []
         else:
+            assert isinstance(u, Tensor)
             u = _renamed(u) if u.requires_grad else u.view_as(u) if u is before else u
             setattr(u, _CARRIED, _Carried(call, loop))
-        owner = self._owner()
+            latest = [u]
         if owner is not None:
-            owner.latest[:] = [] if last else [u]
+            owner.latest[:] = latest
         return u if isinstance(output, Tensor) else (u, *output[1:])
 
     def _carried_on(self, before: Tensor) -> _Carried | None:
@@ -367,7 +372,7 @@ def first_state(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     raise TypeError("expected a layer to be given a hidden state, got no tensor")
 
 
-@torch.compiler.disable
+@torch.compiler.disable  # type: ignore[untyped-decorator]
 def _untraced(hook: LayerHook, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
     """Move a loop on outside of the graph of a layer that is compiled by itself."""
     return hook.advance(args, kwargs, output)
@@ -395,7 +400,7 @@ class _Alias(torch.autograd.Function):
         pass
 
     @staticmethod
-    def backward(_ctx: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]
+    def backward(_ctx: Any, gradient: Tensor) -> Tensor:
         return gradient
 
     @staticmethod

@@ -16,7 +16,7 @@ micro-batches. A price is a mean over examples: :func:`price_scale` tells what t
 models take the number and return a mean, see :func:`ignores_item_count`.
 """
 
-import inspect
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -61,29 +61,44 @@ def price_scale(trainer: Trainer, num_items_in_batch: Tensor | int | None = None
     return 1 / int(trainer.current_gradient_accumulation_steps) if scaled else 1.0
 
 
-def ignores_item_count(model: nn.Module) -> bool:
+def ignores_item_count(model: nn.Module, batch: Mapping[str, Any]) -> bool:
     """Return whether a network takes ``num_items_in_batch`` and returns a mean all the same.
 
-    Classifiers of BERT, RoBERTa, DistilBERT and others that compute their loss by themselves do (transformers
-    5.23). The Trainer does not divide such a loss by the micro-batches of an optimizer step, and multiplies
-    it by the number of processes, so that a price beside it weighs too little. For them set
-    ``loss_is_scaled_for_ga = False`` in the Trainer, and leave ``num_items_in_batch`` out of the call of its
-    ``compute_loss``, as :class:`PonderMixin` does.
+    Classifiers of BERT, RoBERTa, DistilBERT, Llama and others do (transformers 5.23). The Trainer does not
+    divide such a loss by the micro-batches of an optimizer step, and multiplies it by the number of
+    processes, so that a price beside it weighs too little. For them set ``loss_is_scaled_for_ga = False`` in
+    the Trainer, and leave ``num_items_in_batch`` out of the call of its ``compute_loss``, as
+    :class:`PonderMixin` does.
 
     Args:
-        model: A network of Hugging Face's, which may be wrapped by peft.
+        model: A network of Hugging Face's, which may be wrapped. It is called twice, in evaluation.
+        batch: What it is called with, labels included.
 
     Example:
         >>> from transformers import BertConfig, BertForSequenceClassification
         >>> sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "vocab_size": 10}
-        >>> ignores_item_count(BertForSequenceClassification(BertConfig(**sizes)))
+        >>> net = BertForSequenceClassification(BertConfig(**sizes))
+        >>> ignores_item_count(net, {"input_ids": torch.ones(2, 3).long(), "labels": torch.tensor([0, 1])})
         True
 
     """
-    base = getattr(model, "get_base_model", None)
-    forward = inspect.unwrap(type(model if base is None else base()).forward)
-    takes = any(each.kind is each.VAR_KEYWORD for each in inspect.signature(forward).parameters.values())
-    return takes and "loss_function" not in forward.__code__.co_names
+    training = [(module, module.training) for module in model.modules()]
+    losses = []
+    model.eval()
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            for count in (1, 2):
+                found = model(**batch, num_items_in_batch=torch.tensor(count, device=_device(batch)))
+                losses.append(float(found["loss"] if isinstance(found, dict) else found[0]))
+    finally:
+        for module, before in training:
+            module.training = before
+    one, half = losses
+    return abs(half - one) < abs(one) / 4
+
+
+def _device(batch: Mapping[str, Any]) -> torch.device | None:
+    return next((each.device for each in batch.values() if isinstance(each, Tensor)), None)
 
 
 class _Sums:
@@ -114,7 +129,7 @@ class _Sums:
         return found
 
 
-class PonderCallback(TrainerCallback):  # type: ignore[misc]
+class PonderCallback(TrainerCallback):
     """Adds what the blocks did to the logs of a ``Trainer``: ``ponder/cost``, ``ponder/steps``, and by block.
 
     These are means over the examples since the last log, of this process. Those of an evaluation are called
@@ -191,11 +206,8 @@ class PonderMixin:
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        trainer: Any = self
-        own = trainer.compute_loss_func is None and trainer.label_smoother is None
-        if trainer.loss_is_scaled_for_ga is None and own and ignores_item_count(trainer.model):
-            trainer.loss_is_scaled_for_ga = False
-        PonderCallback.of(trainer)
+        PonderCallback.of(self)
+        self._means_told = False
 
     def compute_loss(
         self,
@@ -206,6 +218,8 @@ class PonderMixin:
     ) -> Any:
         """Return the objective, as ``Trainer.compute_loss`` does its loss."""
         trainer: Any = self
+        if not self._means_told and num_items_in_batch is not None:
+            self._tell_means(trainer, model, inputs)
         if trainer.loss_is_scaled_for_ga is False:
             num_items_in_batch = None  # a mean
         scale = price_scale(trainer, num_items_in_batch)
@@ -216,3 +230,14 @@ class PonderMixin:
         PonderCallback.of(trainer).add(ponders)
         loss = tp.map_loss(loss, ponders, self.tau * scale)
         return (loss, outputs) if return_outputs else loss
+
+    def _tell_means(self, trainer: Any, model: nn.Module, inputs: dict[str, Any]) -> None:
+        """Let the Trainer know, once, of a network whose loss is a mean though it takes the count."""
+        self._means_told = True
+        several = trainer.args.gradient_accumulation_steps * trainer.args.world_size > 1
+        known = trainer.loss_is_scaled_for_ga is not None
+        other = trainer.compute_loss_func is not None or trainer.label_smoother is not None
+        if several and trainer.model_accepts_loss_kwargs and not known and not other:
+            with trainer.compute_loss_context_manager():
+                if ignores_item_count(model, inputs):
+                    trainer.loss_is_scaled_for_ga = False
