@@ -1,19 +1,22 @@
-"""Layers of pretrained transformers called one by one: the same as all of them computed, and halted ones kept."""
+"""Layers of pretrained transformers, called one by one: as dense ones whose halted tokens are kept."""
 
+import copy
 import math
+import pickle
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from torch import nn
+from torch import Tensor, nn
 
 import torchpact as tp
 from torchpact.core.modes import Discrete, Relaxed, Thresholded
 from torchpact.engines.attention import native, packed_layer
 from torchpact.engines.attention.layers import LayersRunner
 from torchpact.engines.attention.linear import PackedLinear, activation_name
-from torchpact.engines.attention.ragged import ranges_of, select
+from torchpact.engines.attention.ragged import Ragged, ranges_of, select
 from torchpact.engines.base import Unsupported
 from torchpact.specs import AttentionLayer, BlockSpec, LayerContext, LinearHead, NeverHead, Opaque, Projection
 
@@ -35,50 +38,31 @@ def normal(kind, size):
     return norm.requires_grad_(False)
 
 
-def layer_of(family, index=0):
-    """A layer with random weights: heads of 4 features, and of 5 where these are not size / heads."""
-    layer_norm = {"norm1": normal(nn.LayerNorm, SIZE), "norm2": normal(nn.LayerNorm, SIZE)}
-    rms_norm = {"norm1": normal(nn.RMSNorm, SIZE), "norm2": normal(nn.RMSNorm, SIZE)}
-    mlp = {"up": linear(SIZE, HIDDEN), "down": linear(HIDDEN, SIZE)}
-    gated = {name: linear(*shape, bias=False) for name, shape in {
-        "up": (SIZE, HIDDEN), "gate": (SIZE, HIDDEN), "down": (HIDDEN, SIZE)}.items()}  # fmt: skip
-    three = {name: linear(SIZE, SIZE) for name in ("query", "key", "value")}
-    out = linear(SIZE, SIZE)
+def layer_of(family: str, index: int = 0) -> AttentionLayer:
+    """A layer with random weights."""
+    gated, kind = family in ("llama", "qwen"), nn.RMSNorm if family in ("llama", "qwen") else nn.LayerNorm
+    parts: dict[str, Any] = {"norm1": normal(kind, SIZE), "norm2": normal(kind, SIZE)}
+    parts |= {"up": linear(SIZE, HIDDEN, not gated), "down": linear(HIDDEN, SIZE, not gated)}
+    if family in ("vit", "gpt2"):
+        parts |= {"qkv": linear(SIZE, 3 * SIZE)}
+    heads, shared, size = {"llama": (6, 2, 2), "qwen": (4, 2, 6)}.get(family, (3, 3, 4))
+    if family not in ("vit", "gpt2"):
+        parts |= {"query": linear(SIZE, heads * size, not gated)}
+        parts |= {name: linear(SIZE, shared * size, not gated) for name in ("key", "value")}
+    parts |= {"out": linear(heads * size, SIZE, not gated), "heads": heads, "causal": family in CAUSAL}
     if family == "bert":
-        return AttentionLayer(**layer_norm, **mlp, **three, out=out, heads=3, activation=nn.GELU(), order="post")
-    if family == "vit":
-        factors = {"scale1": torch.rand(SIZE), "scale2": torch.rand(SIZE)}
-        qkv = linear(SIZE, 3 * SIZE)
-        return AttentionLayer(
-            **layer_norm, **mlp, **factors, qkv=qkv, out=out, heads=3, activation=nn.functional.gelu
-        )
-    if family == "gpt2":
-        qkv, tanh = linear(SIZE, 3 * SIZE), nn.GELU(approximate="tanh")
-        return AttentionLayer(**layer_norm, **mlp, qkv=qkv, out=out, heads=3, activation=tanh, causal=True)
-    heads, shared, size = (4, 2, 6) if family == "qwen" else (6, 2, 2)
-    three = {
-        "query": linear(SIZE, heads * size, bias=False),
-        "key": linear(SIZE, shared * size, bias=False),
-        "value": linear(SIZE, shared * size, bias=False),
-    }
-    more: dict[str, object] = {}
+        parts |= {"order": "post", "activation": nn.GELU()}
+    elif family == "vit":
+        parts |= {"scale1": torch.rand(SIZE), "scale2": torch.rand(SIZE), "activation": nn.functional.gelu}
+    elif family == "gpt2":
+        parts |= {"activation": nn.GELU(approximate="tanh")}
+    else:
+        parts |= {"kv_heads": shared, "head_size": size, "rotary": True, "gate": linear(SIZE, HIDDEN, False)}
+        parts |= {"activation": nn.SiLU(), "index": index}
     if family == "qwen":
-        more = {"q_norm": normal(nn.RMSNorm, size), "k_norm": normal(nn.RMSNorm, size), "scale": 0.3}
-        more |= {"window": WINDOW if index % 2 else None}
-    return AttentionLayer(
-        **rms_norm,
-        **gated,
-        **three,
-        **more,  # type: ignore[arg-type]
-        out=linear(heads * size, SIZE, bias=False),
-        heads=heads,
-        kv_heads=shared,
-        head_size=size,
-        activation=nn.SiLU(),
-        causal=True,
-        rotary=True,
-        index=index,
-    )
+        parts |= {"q_norm": normal(kind, size), "k_norm": normal(kind, size), "scale": 0.3}
+        parts |= {"window": WINDOW if index % 2 else None}
+    return AttentionLayer(**parts)
 
 
 class First(nn.Module):
@@ -112,7 +96,9 @@ def block_of(family, per="token", mode=None, layers=LAYERS, heads=None):
             module = First(weight, bias)
             made.append(LinearHead(weight, bias, module) if per == "token" else Opaque(module))
         heads = tuple(made)
-    return BlockSpec(nn.Identity(), steps, heads, mode or Thresholded(), name="layers", label="mine", price=2.0)
+    return BlockSpec(
+        nn.Identity(), steps, heads, mode or Thresholded(), name="layers", label="mine", price=2.0
+    )
 
 
 def angles(length, size, start=0, batch=1):
@@ -195,8 +181,11 @@ def expected_run(spec, u, masks, rotary, bounds, caches=None):
     return u, steps, margin, states
 
 
-def our_run(spec, u, real, contexts, bounds=None, in_place=False, cached=False):
-    run = LayersRunner(spec).begin(u, real, bounds, cached, in_place=in_place)
+def our_run(spec, u, real, contexts, bounds=None, in_place=False, cached=False, rectangles=False):
+    runner = LayersRunner(spec)
+    for layer in runner.layers:
+        layer.native = layer.native and not rectangles
+    run = runner.begin(u, real, bounds, cached, in_place=in_place)
     states = []
     for index, context in enumerate(contexts):
         u = run.layer(index, u, context)
@@ -248,14 +237,8 @@ def test_it_is_what_layers_compute_one_by_one(family, per, data):
         contexts = [LayerContext(as_given(mask, given_as), rotary=rotary) for mask in masks]
         if real is None and data.draw(st.booleans()):
             contexts = [LayerContext(causal=layer.causal, rotary=rotary) for layer in spec.steps]
-        native_problem = packed_layer.native_problem
-        try:
-            if rectangles:
-                packed_layer.native_problem = lambda *_: "not wanted"
-            before = u.clone()
-            output, ponder, ours = our_run(spec, u, real, contexts)
-        finally:
-            packed_layer.native_problem = native_problem
+        before = u.clone()
+        _, ponder, ours = our_run(spec, u, real, contexts, rectangles=rectangles)
         assert torch.equal(u, before)
         real = everyone if real is None else real
         for one, other in zip(ours, states, strict=True):
@@ -273,7 +256,7 @@ def test_it_is_what_layers_compute_one_by_one(family, per, data):
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen", "gpt2"])
-@pytest.mark.parametrize("kind", ["none", "left"])
+@pytest.mark.parametrize("kind", ["none", "left", "right"])
 @pytest.mark.parametrize("batch", [1, 3])
 @torch.no_grad()
 def test_decoding_writes_keys_and_values_of_halted_tokens(family, kind, batch, way):
@@ -282,8 +265,8 @@ def test_decoding_writes_keys_and_values_of_halted_tokens(family, kind, batch, w
     prompt, more = 6, 5
     lead = padding(batch, prompt, kind, torch.Generator().manual_seed(1))
     lead = torch.ones(batch, prompt, dtype=torch.bool) if lead is None else lead
-    theirs: list[list[object]] = [[] for _ in spec.steps]
-    ours: list[list[object]] = [[] for _ in spec.steps]
+    theirs: list[list[Any]] = [[] for _ in spec.steps]
+    ours: list[list[Any]] = [[] for _ in spec.steps]
     begin, seen = 0, set()
     for length in (prompt, *[1] * more):
         u, total = torch.randn(batch, length, SIZE), begin + length
@@ -301,7 +284,7 @@ def test_decoding_writes_keys_and_values_of_halted_tokens(family, kind, batch, w
             return update
 
         contexts = [
-            LayerContext(mask if kind == "left" else None, layer.causal, rotary, writer(index))
+            LayerContext(None if kind == "none" else mask, layer.causal, rotary, writer(index))
             for index, (layer, mask) in enumerate(zip(spec.steps, masks, strict=True))
         ]
         output, ponder, _ = our_run(spec, u, real[:, -length:], contexts, cached=True)
@@ -345,9 +328,7 @@ def test_bfloat16_agrees_within_its_precision(family):
     masks = [visible(layer, real, 11) for layer in spec.steps]
     rotary = angles(11, spec.steps[0].head_size) if spec.steps[0].rotary else None
     expected, steps, _, _ = expected_run(spec, u.float(), masks, rotary, None)
-    half = BlockSpec(
-        spec.module, tuple(in_bfloat16(layer) for layer in spec.steps), spec.heads, spec.mode
-    )
+    half = BlockSpec(spec.module, tuple(in_bfloat16(layer) for layer in spec.steps), spec.heads, spec.mode)
     turned = None if rotary is None else (rotary[0].bfloat16(), rotary[1].bfloat16())
     output, ponder, _ = our_run(half, u, real, [LayerContext(mask, rotary=turned) for mask in masks])
     assert output.dtype == torch.bfloat16
@@ -361,14 +342,9 @@ def in_bfloat16(layer):
         if isinstance(value, Projection):
             bias = None if value.bias is None else value.bias.bfloat16()
             values[name] = Projection(value.weight.bfloat16(), bias)
-        elif isinstance(value, Tensor):
-            values[name] = value.bfloat16()
-        elif isinstance(value, nn.LayerNorm | nn.RMSNorm):
+        elif isinstance(value, Tensor | nn.LayerNorm | nn.RMSNorm):
             values[name] = value.bfloat16()
     return AttentionLayer(**values)
-
-
-Tensor = torch.Tensor
 
 
 @torch.no_grad()
@@ -407,7 +383,9 @@ def test_draws_do_not_depend_on_what_has_halted():
 def test_one_layer_may_be_shared_and_details_left_out():
     torch.manual_seed(0)
     spec = block_of("bert")
-    spec = BlockSpec(spec.module, spec.steps[:1] * 4, (*spec.heads[:2], NeverHead(None)), Thresholded(), False)
+    spec = BlockSpec(
+        spec.module, spec.steps[:1] * 4, (*spec.heads[:2], NeverHead(None)), Thresholded(), False
+    )
     runner = LayersRunner(spec)
     assert runner.layers[1] is runner.layers[3]
     u = torch.randn(2, 5, SIZE)
@@ -416,6 +394,38 @@ def test_one_layer_may_be_shared_and_details_left_out():
         u = run.layer(index, u, LayerContext())
     assert run.ponder().probs.isnan().all()
     assert not torch.isin(run.ponder().steps, torch.tensor([3])).any()
+
+
+@torch.no_grad()
+def test_heads_of_several_kinds():
+    torch.manual_seed(0)
+    u, context = torch.randn(3, 5, SIZE), LayerContext()
+    example = Opaque(Fixed(torch.tensor([1.0, -1.0, -1.0]).view(3, 1, 1)))
+    token = LinearHead(torch.zeros(1, SIZE), torch.tensor([-1.0]), None)
+    for heads in ((NeverHead(None), example, token), (token, example, NeverHead(None))):
+        _, ponder, _ = our_run(block_of("vit", heads=heads), u, None, [context] * LAYERS)
+        assert ponder.steps.squeeze(2).tolist() == [[2] * 5, [4] * 5, [4] * 5]
+    _, ponder, _ = our_run(
+        block_of("vit", heads=(example, *[NeverHead(None)] * 2)), u, None, [context] * LAYERS
+    )
+    assert ponder.steps.flatten().tolist() == [1, 4, 4]
+    with pytest.raises(
+        Unsupported, match=r"^expected one decision an example of all heads, got one a token$"
+    ):
+        our_run(block_of("vit", heads=(example, token, token)), u, None, [context] * LAYERS)
+
+
+@pytest.mark.parametrize("rows", [0, 3])
+@torch.no_grad()
+def test_layers_without_heads_are_all_run(rows):
+    torch.manual_seed(0)
+    spec, u = block_of("bert", heads=()), torch.randn(rows, 5, SIZE)
+    output, ponder, _ = our_run(spec, u, None, [LayerContext()] * LAYERS)
+    mask = torch.ones(1, 1, 5, 5, dtype=torch.bool)
+    for layer in spec.steps:
+        u = expected_layer(layer, u, mask, None)
+    assert torch.allclose(output, u, atol=2e-4)
+    assert ponder.steps.tolist() == torch.ones(rows, 5, 1).tolist()
 
 
 def test_what_it_cannot_run_is_said_in_a_line():
@@ -435,11 +445,10 @@ def test_what_it_cannot_run_is_said_in_a_line():
         runner.begin(torch.zeros(2, 5, 12)).ponder()
     with pytest.raises(ValueError, match=r"^expected a projection qkv, or all of query, key and value$"):
         AttentionLayer(nn.Identity(), nn.Identity(), linear(4, 4), linear(4, 4), linear(4, 4), 1, torch.relu)
+    heads, u = (Opaque(Fixed(torch.zeros(1, 5, 2))),) * 3, torch.zeros(1, 5, SIZE)
+    run = LayersRunner(block_of("bert", heads=heads)).begin(u)
     with pytest.raises(Unsupported, match=r"^expected a logit a token or an example, got \(1, 5, 2\)$"):
-        heads = (Opaque(Fixed(torch.zeros(1, 5, 2))),) * 3
-        LayersRunner(block_of("bert", heads=heads)).begin(torch.zeros(1, 5, SIZE)).layer(
-            0, torch.zeros(1, 5, SIZE), LayerContext()
-        )
+        run.layer(0, u, LayerContext())
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -455,6 +464,15 @@ def test_packed_products_are_those_of_linear_layers(dtype, activation, rows):
     assert wrong.abs().max() < (1e-5 if dtype == torch.float32 else 0.03)
     scaled = PackedLinear(Projection.of(layer), factor=factor)(x).float() - layer(x).float() * factor
     assert scaled.abs().max() < (1e-5 if dtype == torch.float32 else 0.03)
+
+
+@torch.no_grad()
+def test_a_runner_can_be_copied_and_pickled():
+    torch.manual_seed(0)
+    runner, u = LayersRunner(block_of("bert")), torch.randn(2, 5, SIZE)
+    expected = runner.begin(u).layer(0, u, LayerContext())
+    for copied in (copy.deepcopy(runner), pickle.loads(pickle.dumps(runner))):
+        assert torch.equal(copied.begin(u).layer(0, u, LayerContext()), expected)
 
 
 def test_activations_are_known_by_their_values():
@@ -497,7 +515,7 @@ def test_the_kernel_attends_to_any_ranges_of_keys(counts, size, seed, shared):
         starts.append(starts[-1] + own)
         offsets.append(base)
         base += many
-    ragged = native.Ragged(
+    ragged = Ragged(
         torch.tensor(starts),
         torch.tensor(offsets),
         torch.tensor(first, dtype=torch.int32),
@@ -516,6 +534,90 @@ def test_ranges_of_masks():
     in_cache = ranges_of(None, True, 2, (1, 2), 5, None, cpu)
     assert (in_cache.first.tolist(), in_cache.last.tolist()) == ([2, 3], [4, 5])
     assert select(torch.zeros(2, 3, dtype=torch.bool), None) is None
+
+
+def of_transformers(kind):
+    """Three layers of Hugging Face's, how one is called, and what they are."""
+    pytest.importorskip("transformers", reason="transformers is not installed")
+    of = Projection.of
+    sizes: dict[str, Any] = {"hidden_size": SIZE, "intermediate_size": HIDDEN, "num_attention_heads": 6}
+    sizes |= {"attn_implementation": "sdpa"}
+    if kind == "bert":
+        from transformers import BertConfig
+        from transformers.models.bert.modeling_bert import BertLayer
+
+        layers: list[Any] = [BertLayer(BertConfig(**sizes)) for _ in range(3)]
+        specs = [
+            AttentionLayer(
+                norm1=layer.attention.output.LayerNorm,
+                norm2=layer.output.LayerNorm,
+                query=of(layer.attention.self.query),
+                key=of(layer.attention.self.key),
+                value=of(layer.attention.self.value),
+                out=of(layer.attention.output.dense),
+                up=of(layer.intermediate.dense),
+                down=of(layer.output.dense),
+                heads=6,
+                activation=layer.intermediate.intermediate_act_fn,
+                order="post",
+            )
+            for layer in layers
+        ]
+        return layers, specs
+    from transformers import Qwen3Config
+    from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer
+
+    config = Qwen3Config(**sizes, num_key_value_heads=2, head_dim=4)
+    layers = [Qwen3DecoderLayer(config, index) for index in range(3)]
+    specs = [
+        AttentionLayer(
+            norm1=layer.input_layernorm,
+            norm2=layer.post_attention_layernorm,
+            query=of(layer.self_attn.q_proj),
+            key=of(layer.self_attn.k_proj),
+            value=of(layer.self_attn.v_proj),
+            out=of(layer.self_attn.o_proj),
+            up=of(layer.mlp.up_proj),
+            gate=of(layer.mlp.gate_proj),
+            down=of(layer.mlp.down_proj),
+            heads=6,
+            kv_heads=2,
+            head_size=4,
+            q_norm=layer.self_attn.q_norm,
+            k_norm=layer.self_attn.k_norm,
+            rotary=True,
+            causal=True,
+            activation=layer.mlp.act_fn,
+        )
+        for layer in layers
+    ]
+    return layers, specs
+
+
+@pytest.mark.parametrize("kind", ["bert", "qwen3"])
+@torch.no_grad()
+def test_layers_of_transformers_are_what_their_specs_say(kind):
+    torch.manual_seed(0)
+    layers, specs = of_transformers(kind)
+    for name, parameter in nn.ModuleList(layers).eval().named_parameters():
+        nn.init.normal_(parameter, 1.0 if "norm" in name.lower() and "weight" in name else 0.0, 0.3)
+    u, real = torch.randn(3, 7, SIZE), torch.arange(7) < torch.tensor([[7], [4], [1]])
+    mask, rotary = visible(specs[0], real, 7), angles(7, specs[0].head_size) if specs[0].rotary else None
+    heads = tuple(LinearHead(torch.randn(1, SIZE), torch.tensor([-2.0]), None) for _ in range(2))
+    output, ponder, _ = our_run(
+        BlockSpec(nn.Identity(), tuple(specs), heads, Thresholded()),
+        u,
+        real,
+        [LayerContext(mask, rotary=rotary)] * 3,
+    )
+    active = torch.ones(3, 7, 1, dtype=torch.bool)
+    more = {} if rotary is None else {"position_embeddings": rotary}
+    for layer, head in zip(layers, (*heads, None), strict=True):
+        u = torch.where(active, layer(u, attention_mask=mask, **more), u)
+        if head is not None:
+            active = active & (u @ head.weight.T - 2 <= 0)
+    assert torch.allclose(output[real], u[real], atol=1e-4)
+    assert set(ponder.steps[real].flatten().tolist()) > {1}
 
 
 def test_the_public_names_are_there():

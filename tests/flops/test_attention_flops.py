@@ -9,7 +9,15 @@ import torchpact as tp
 from torchpact.flops.attention import attention_flops
 from torchpact.models import TransformerUnit
 from torchpact.nn.transformer import attention_layer
-from torchpact.specs import AttentionLayer, Opaque, dense_execution, price_of, register_price, step_spec
+from torchpact.specs import (
+    AttentionLayer,
+    Opaque,
+    Projection,
+    dense_execution,
+    price_of,
+    register_price,
+    step_spec,
+)
 
 
 def test_by_hand():
@@ -24,6 +32,43 @@ def test_by_hand():
         token + others,
         2 * token + others,
         3 * token + others,
+    ]
+
+
+def test_grouped_heads_gated_mlps_windows_and_padding_by_hand():
+    def part(inputs, outputs):
+        return Projection(torch.zeros(outputs, inputs))
+
+    spec = AttentionLayer(
+        norm1=torch.nn.Identity(),
+        norm2=torch.nn.Identity(),
+        query=part(4, 12),
+        key=part(4, 6),
+        value=part(4, 6),
+        out=part(12, 4),
+        up=part(4, 5),
+        gate=part(4, 5),
+        down=part(5, 4),
+        heads=4,
+        kv_heads=2,
+        activation=torch.relu,
+        window=3,
+    )
+    assert (spec.size, spec.head_size, spec.hidden) == (4, 3, 5)
+    real = torch.tensor([[1, 1, 1, 1, 0], [1, 1, 0, 0, 0], [1, 1, 1, 1, 1]], dtype=torch.bool)
+    active = torch.tensor([[1, 0, 1, 0, 1], [1, 1, 1, 1, 1], [0, 0, 0, 0, 0]], dtype=torch.bool).unsqueeze(2)
+    # query and output projection 2·2·4·12, MLP 3·2·4·5; of a key 2·2·12, at most three of them
+    token, key, own = 192 + 120, 48, 2 * 2 * 4 * 6
+    expected = [2 * (token + 3 * key) + 4 * own, 2 * (token + 2 * key) + 2 * own, 0]
+    assert attention_flops(spec, active, 5, real).tolist() == expected
+    everything = torch.ones(3, 5, dtype=torch.bool)
+    unpadded = attention_flops(spec, active, 5).tolist()
+    assert unpadded == attention_flops(spec, active, 5, everything).tolist()
+    assert unpadded == [3 * (token + 3 * key) + 5 * own, 5 * (token + 3 * key) + 5 * own, 0]
+    # one token that attends to two of a cache, too
+    assert attention_flops(spec, active[:1, :1], 1, past=2).tolist() == [token + 3 * key + own]
+    assert attention_flops(spec, active[:1, :1], 1, everything[:1, :1], past=1).tolist() == [
+        token + 2 * key + own
     ]
 
 

@@ -46,12 +46,6 @@ def test_a_training_pass_without_gradients_is_no_reentrant_checkpointing(states)
     assert len(ponders) == 1
 
 
-def test_layers_may_be_called_without_gradients_where_heads_are_frozen(states):
-    net = adapted(True)
-    net.torchpact.requires_grad_(False)
-    net(states.requires_grad_()).sum().backward()
-
-
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_checkpointing_of_transformers_changes_no_gradient(reentrant):
     """The hooks of layers run outside of what transformers computes again."""

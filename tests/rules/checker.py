@@ -28,6 +28,8 @@ FOREIGN = {
     "_foreach_addcmul_": "torch, for many tensors at once",
     "_inductor": "torch.compile's options",
     "_dynamo": "torch.compile's limits",
+    "_reorder_linear_weight": "oneDNN's linear layers, probed",
+    "_linear_pointwise": "oneDNN's linear layers, probed",
     "_orig_mod": "the module that torch.compile wraps",
     "_len_torch_dispatch_stack": "whether a TorchDispatchMode is on",
     "_cuda_getCurrentRawStream": "the stream for kernels of our own",

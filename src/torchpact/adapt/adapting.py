@@ -1,8 +1,8 @@
 """adapt: a network whose layers halt, made in place of one that runs all of them; and back again."""
 
 import json
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -10,10 +10,10 @@ from torch import nn
 
 from torchpact.adapt import hooks
 from torchpact.adapt.config import AdaptConfig, RunConfig
-from torchpact.adapt.find import FoundRun, Refusal, Where, find_runs, runs_of
-from torchpact.adapt.initial_bias import bias_within
+from torchpact.adapt.find import FoundRun, Refusal, Where, find_runs
+from torchpact.adapt.initial_bias import bias_within, check_call
 from torchpact.adapt.network import inner_network
-from torchpact.adapt.width import state_width
+from torchpact.adapt.width import StateKind, state_kind
 from torchpact.checks import check_number
 from torchpact.core.call_args import call_args
 from torchpact.core.halting_module import halting_modules
@@ -28,6 +28,16 @@ BIAS = -5.0
 Heads = Callable[[nn.Module, int], nn.Module]
 
 
+@dataclass(frozen=True)
+class Before:
+    """What :func:`unadapt` brings back."""
+
+    trained: frozenset[str] = frozenset()
+    """The parameters that needed gradients, if the network was frozen."""
+    settings: tuple[tuple[str, str, Any], ...] = ()
+    """Attributes that were changed: the module's name, that of the attribute, its value."""
+
+
 class Adaptation(nn.Module):
     """What an adapted network has besides its own modules: its runs of layers, with their heads.
 
@@ -35,13 +45,20 @@ class Adaptation(nn.Module):
         runs: The runs.
         config: What was done.
         refused: The lists of layers that were left as they are.
+        before: What the network was like.
 
     """
 
-    def __init__(self, runs: list[LayerRun], config: AdaptConfig, refused: list[Refusal]) -> None:
+    def __init__(
+        self, runs: list[LayerRun], config: AdaptConfig, refused: list[Refusal], before: Before
+    ) -> None:
         super().__init__()
         self.runs = nn.ModuleList(runs)
-        self.config, self.refused = config, tuple(refused)
+        self.config, self.refused, self.before = config, tuple(refused), before
+
+    def forward(self, x: Any) -> Any:
+        """Return what is given: an ``nn.Sequential`` calls all of its modules, this one last."""
+        return x
 
 
 def adapt(
@@ -99,57 +116,48 @@ def adapt(
 
     """
     root = inner_network(net)
-    if isinstance(getattr(root, NAME, None), Adaptation):
-        raise ValueError("expected a network that is not adaptive yet, got an adapted one: tp.unadapt first")
-    if halting_modules(root):
-        raise ValueError(f"expected a network without adaptive blocks, got {[*halting_modules(root)][0]!r}")
+    _check_plain(root)
     check_number("tolerance", tolerance, 0, 1, open_low=True)
-    found, refused = find_runs(root, where)
-    if not found:
-        raise ValueError(_nothing_found(root, refused, where))
-    given = None if example is None else call_args(example)
-    pers = [_per(run, per) for run in found]
     start = BIAS if bias is None else check_number("bias", bias, open_low=True, open_high=True)
+    found, refused = find_runs(root, where)
+    _check_found(root, found, refused, where)
+    given = None if example is None else call_args(example)
     runs, configs = [], []
-    for each, kind in zip(found, pers, strict=True):
-        width = state_width(root, each, given)
-        batch_dim = _batch_dim(each)
-        normalize = each.family is None or each.family.normalize
-        made = [_head(layer, width, kind, start, normalize, batch_dim, heads) for layer in each.layers[:-1]]
-        causal = each.family is not None and each.family.causal
-        shared = len({id(layer) for layer in each.layers}) == 1
-        run = LayerRun(
-            each.name,
-            each.layers,
-            each.layer_names,
-            made[:1] if shared else made,
-            per=kind,
-            batch_dim=batch_dim,
-            causal=causal,
-        )
+    for each in found:
+        kind = state_kind(root, each, given)
+        decides = _per(root, each, kind.is_map, per)
+        run = _run(root, each, kind, decides, start, heads)
         runs.append(run.train(root.training))
-        configs.append(RunConfig(each.name, len(each.layers), kind, width))
+        configs.append(RunConfig(each.name, len(each.layers), decides, kind.width))
     name = "linear" if heads is None else getattr(heads, "__qualname__", type(heads).__name__)
-    if frozen:
-        for parameter in root.parameters():
-            parameter.requires_grad_(False)
     config = AdaptConfig(tuple(configs), start, name, frozen)
-    root.add_module(NAME, Adaptation(runs, config, refused))
-    hooks.install(root, zip(found, runs, strict=True))
-    if given is not None and bias is None and heads is None:
-        try:
+    trained = frozenset(name for name, p in root.named_parameters() if frozen and p.requires_grad)
+    before = Before(trained, tuple(_settings(root, found)))
+    root.add_module(NAME, Adaptation(runs, config, refused, before))
+    try:
+        hooks.install(root, zip(found, runs, strict=True))
+        for each in found:
+            for attribute, value in _settings_of(root, each).items():
+                setattr(root.get_submodule(each.owner), attribute, value)
+        if frozen:
+            hooks.freeze_norms(root)
+            for parameter in (root.get_parameter(each) for each in trained):
+                parameter.requires_grad_(False)
+        if given is not None and bias is None and heads is None:
             config = replace(config, bias=bias_within(root, runs, given, tolerance))
-        except Exception:
-            unadapt(net)
-            raise
-    _record(root, config)
+        elif given is not None:
+            check_call(root, given)
+        _record(root, config)
+    except BaseException:
+        unadapt(net)
+        raise
     return net
 
 
 def unadapt(net: Any) -> Any:
     """Take the heads and hooks away again, in place: the network runs all of its layers, as it did.
 
-    Weights stay as they are now. Parameters that ``frozen`` froze need gradients again.
+    Weights stay as they are now. Parameters that ``frozen`` froze need gradients again, if they did before.
 
     Args:
         net: What :func:`adapt` returned.
@@ -167,18 +175,32 @@ def unadapt(net: Any) -> Any:
         ['layers']
 
     """
-    root = inner_network(net)
-    adaptation = adaptation_of(root)
+    root = holder_of(inner_network(net))
+    before = adaptation_of(root).before
     hooks.remove(root)
     delattr(root, NAME)
     own = getattr(root, "config", None)
     if hasattr(own, NAME):
         delattr(own, NAME)
-    if adaptation.config.frozen:
-        for parameter in root.parameters():
-            if parameter.is_floating_point():
-                parameter.requires_grad_(True)
+    for name, attribute, value in before.settings:
+        setattr(root.get_submodule(name), attribute, value)
+    for name, parameter in root.named_parameters():
+        if name in before.trained:
+            parameter.requires_grad_(True)
     return net
+
+
+def holder_of(net: nn.Module) -> nn.Module:
+    """Return the module within a network that was adapted: itself, or one that it wraps.
+
+    Raises:
+        ValueError: Nothing in it is adapted.
+
+    """
+    for module in net.modules():
+        if isinstance(module._modules.get(NAME), Adaptation):
+            return module
+    raise ValueError(f"expected an adapted network, got {type(net).__name__} as it was: tp.adapt it first")
 
 
 def adaptation_of(net: nn.Module) -> Adaptation:
@@ -188,9 +210,8 @@ def adaptation_of(net: nn.Module) -> Adaptation:
         ValueError: It is not adapted.
 
     """
-    found = next((module for module in net.modules() if isinstance(module, Adaptation)), None)
-    if found is None:
-        raise ValueError(f"expected an adapted network, got {type(net).__name__} as it was: tp.adapt it first")
+    found = holder_of(net)._modules[NAME]
+    assert isinstance(found, Adaptation)
     return found
 
 
@@ -202,58 +223,123 @@ def _record(net: nn.Module, config: AdaptConfig) -> None:
         setattr(own, NAME, json.loads(config.to_json()))
 
 
-def _per(run: FoundRun, per: Per | None) -> Per:
-    choices: tuple[Per, ...] = ("token", "example", "pixel") if run.family is None else run.family.per
+def _run(
+    net: nn.Module, found: FoundRun, kind: StateKind, per: Per, bias: float, heads: Heads | None
+) -> LayerRun:
+    """Return a run with a head for every layer but the last, or a single one for layers that are one."""
+    family = found.family
+    batch_dim = 0 if family is None or family.batch_dim is None else family.batch_dim(found.layers[-1])
+    normalize = family is None or family.normalize
+    shared = len({id(layer) for layer in found.layers}) == 1
+    layers = found.layers[:1] if shared else found.layers[:-1]
+    made = [_head(layer, kind, per, bias, normalize, batch_dim, heads) for layer in layers]
+    return LayerRun(
+        found.name,
+        found.layers,
+        found.layer_names,
+        made,
+        per=per,
+        batch_dim=batch_dim,
+        causal=_is_decoder(net, found),
+    )
+
+
+def _is_decoder(net: nn.Module, run: FoundRun) -> bool:
+    """Whether layers run with a cache; those that no family knows do, if their network generates."""
+    return hasattr(net, "generate") if run.family is None else run.family.causal
+
+
+def _per(net: nn.Module, run: FoundRun, is_map: bool, per: Per | None) -> Per:
+    decoder = _is_decoder(net, run)
+    choices: tuple[Per, ...]
+    if run.family is not None:
+        choices = run.family.per
+    elif decoder:
+        choices = ("token",)
+    else:
+        choices = ("pixel" if is_map else "token", "example")
     if per is None:
         return choices[0]
     if per not in choices:
-        kind = "layers" if run.family is None else f"layers of {run.family.name}"
-        why = ", since a cache holds the tokens of examples that go on" if run.family and run.family.causal else ""
+        kind = type(run.layers[-1]).__name__ if run.family is None else run.family.name
+        why = ", since a cache keeps tokens whose examples go on" if decoder else ""
         options = " or ".join(repr(each) for each in choices)
-        raise ValueError(f"expected per={options} for the {kind} in {run.name!r}{why}; got {per!r}")
+        raise ValueError(f"expected per={options} for the layers of {kind} in {run.name!r}{why}; got {per!r}")
     return per
 
 
-def _batch_dim(run: FoundRun) -> int:
-    known = None if run.family is None else run.family.batch_dim
-    return 0 if known is None else known(run.layers[0])
+def _settings_of(net: nn.Module, run: FoundRun) -> dict[str, Any]:
+    """Return the attributes that the module which calls the layers of a run has to get."""
+    owner = net.get_submodule(run.owner)
+    wanted = {} if run.family is None else run.family.settings
+    return {name: value for name, value in wanted.items() if hasattr(owner, name)}
+
+
+def _settings(net: nn.Module, found: Iterable[FoundRun]) -> Iterator[tuple[str, str, Any]]:
+    """Yield what those attributes are now."""
+    for run in found:
+        for name in _settings_of(net, run):
+            yield run.owner, name, getattr(net.get_submodule(run.owner), name)
 
 
 def _head(
-    layer: nn.Module, width: int, per: Per, bias: float, normalize: bool, batch_dim: int, heads: Heads | None
+    layer: nn.Module,
+    kind: StateKind,
+    per: Per,
+    bias: float,
+    normalize: bool,
+    batch_dim: int,
+    heads: Heads | None,
 ) -> nn.Module:
     """Return the head of a layer, where and in the precision that the layer is."""
     head: nn.Module
     if heads is not None:
-        head = heads(layer, width)
+        head = heads(layer, kind.width)
         if not isinstance(head, nn.Module):
             raise TypeError(f"expected heads to return a module, got a {type(head).__name__}")
-    elif per == "pixel":
-        head = PixelHead(width, bias)
+    elif kind.is_map:
+        head = PixelHead(kind.width, bias, per_example=per == "example")
     elif per == "example":
-        head = ExampleHead(width, bias, normalize, batch_dim)
+        head = ExampleHead(kind.width, bias, normalize, batch_dim)
     else:
-        head = TokenHead(width, bias, normalize)
+        head = TokenHead(kind.width, bias, normalize)
     like = next((p for p in layer.parameters() if p.is_floating_point()), torch.empty(0))
-    kind = like.dtype if like.dtype in (torch.float32, torch.float64, torch.bfloat16, torch.float16) else None
-    return head.to(device=like.device, dtype=kind)
+    known = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+    return head.to(device=like.device, dtype=like.dtype if like.dtype in known else None)
 
 
-def _nothing_found(net: nn.Module, refused: list[Refusal], where: Where) -> str:
+def _check_plain(net: nn.Module) -> None:
+    """Refuse networks that cannot be made adaptive as a whole."""
+    if isinstance(net, nn.ModuleList | nn.ModuleDict):
+        raise TypeError(f"expected a network that is called, got a {type(net).__name__}: adapt what holds it")
+    if isinstance(getattr(net, NAME, None), Adaptation):
+        raise ValueError("expected a network that is not adaptive yet, got an adapted one: tp.unadapt first")
+    if hasattr(net, NAME):
+        raise ValueError(f"expected a network without an attribute {NAME!r}, which heads would be under")
+    for name in halting_modules(net):
+        raise ValueError(f"expected a network without adaptive blocks, got {name!r}")
+
+
+def _check_found(net: nn.Module, found: list[FoundRun], refused: list[Refusal], where: Where) -> None:
+    """Refuse to go on without all runs that are wanted."""
+    names: list[str] = [where] if isinstance(where, str) else []
+    if not (where is None or callable(where) or isinstance(where, str)):
+        names = [*where]
+    reasons = {each.name: each.reason for each in refused}
+    missing = [name for name in names if name not in [run.name for run in found]]
     looked = "a list of two or more layers of one class"
-    if refused:
-        first = refused[0]
-        return f"expected {looked} in {type(net).__name__}; {first.name!r} is none: {first.reason}"
-    hint = f" where={where!r} says so" if isinstance(where, str | list | tuple) else ""
-    if hint:
-        names = ", ".join(repr(run.name) for run in find_runs(net)[0]) or "none"
-        return f"expected {looked}{hint}; the network has {names}"
-    return (
-        f"expected {looked}, each of which passes a hidden state on, in {type(net).__name__}; found none: "
-        "tp.AdaptiveBlock makes steps of your own adaptive"
-    )
-
-
-def is_adapted(net: nn.Module) -> bool:
-    """Whether a network has runs that were made adaptive."""
-    return bool(runs_of(net))
+    if missing and missing[0] in reasons:
+        raise ValueError(f"{missing[0]!r}: {reasons[missing[0]]}")
+    if missing:
+        runs, others = find_runs(net)
+        known = ", ".join(map(repr, [*(run.name for run in runs), *(each.name for each in others)])) or "none"
+        raise ValueError(f"expected {looked} under where={missing[0]!r}; the network has {known}")
+    if not found and refused:
+        raise ValueError(
+            f"expected {looked} in {type(net).__name__}; {refused[0].name!r}: {refused[0].reason}"
+        )
+    if not found:
+        raise ValueError(
+            f"expected {looked}, each of which passes a hidden state on, in a {type(net).__name__}: "
+            "tp.AdaptiveBlock makes steps of your own adaptive"
+        )

@@ -25,7 +25,7 @@ class RunConfig:
 
 @dataclass(frozen=True)
 class AdaptConfig:
-    """What :func:`~torchpact.adapt` did to a network; ``AdaptConfig.from_json(config.to_json())`` is the same.
+    """What :func:`~torchpact.adapt` did; ``AdaptConfig.from_json(config.to_json())`` is the same.
 
     Example:
         >>> config = AdaptConfig(runs=(RunConfig("encoder.layer", 6, "token", 384),))

@@ -41,7 +41,8 @@ def find_runs(net: nn.Module, where: Where = None) -> tuple[list[FoundRun], list
 
     A run has two layers or more, of one class, whose parameters have equal shapes from the second layer on.
     Layers of a class that no family knows have to be made of other modules, so that lists of single layers
-    (heads, projections) are left alone.
+    (heads, projections) are left alone; beside runs of known families they are taken only if ``where`` says
+    so.
 
     Args:
         net: Any network.
@@ -56,26 +57,49 @@ def find_runs(net: nn.Module, where: Where = None) -> tuple[list[FoundRun], list
 
     """
     wanted = _filter(where)
-    runs: list[FoundRun] = []
-    refused: list[Refusal] = []
-    within: list[str] = []  # what was found already
+    candidates: list[FoundRun] = []
+    blocks: list[str] = []  # what is adaptive by itself
     for name, module in net.named_modules():
-        if any(name == outer or name.startswith(f"{outer}.") for outer in within):
+        if _is_within(name, blocks):
             continue
         if isinstance(module, HaltingModule):
-            within.append(name)
+            blocks.append(name)
             continue
         found = _candidate(name, module)
-        if found is None or not wanted(name, module):
-            continue
-        problem = _problem(found)
-        if problem is None:
-            runs.append(found)
-            within.append(name)
-        elif problem:
-            refused.append(Refusal(name, problem))
-            within.append(name)
-    return _without_shared(runs, refused), refused
+        if found is not None and wanted(name, module):
+            candidates.append(found)
+    runs: list[FoundRun] = []
+    refused: list[Refusal] = []
+    for found in candidates:
+        if found.family is not None:
+            _sort_in(found, runs, refused)
+    known = [run.name for run in runs] + [each.name for each in refused]
+    for found in candidates:
+        if found.family is None and not any(_is_within(name, [found.name]) for name in known):
+            problem = _problem(found)
+            if problem is None and where is None and known:
+                problem = "layers of no known family beside known ones: name it in where= to adapt it, too"
+            _sort_in(found, runs, refused, problem)
+    # a list that holds other lists with runs in them is no run that failed
+    names = [run.name for run in runs]
+    refused = [each for each in refused if not any(_is_within(name, [each.name]) for name in names)]
+    order = {name: place for place, (name, _) in enumerate(net.named_modules())}
+    return _without_shared(sorted(runs, key=lambda run: order[run.name]), refused), refused
+
+
+def _sort_in(run: FoundRun, runs: list[FoundRun], refused: list[Refusal], problem: str | None = "?") -> None:
+    """Add a candidate to the runs or to what is refused, unless it lies within another run."""
+    if _is_within(run.name, [each.name for each in runs]):
+        return
+    problem = _problem(run) if problem == "?" else problem
+    if problem is None:
+        runs.append(run)
+    elif problem:
+        refused.append(Refusal(run.name, problem))
+
+
+def _is_within(name: str, others: Iterable[str]) -> bool:
+    return any(not other or name == other or name.startswith(f"{other}.") for other in others)
 
 
 def _candidate(name: str, module: nn.Module) -> FoundRun | None:
@@ -103,14 +127,13 @@ def _problem(run: FoundRun) -> str | None:
     if len(layers) < 2 or (not known and not all(_is_composed(layer) for layer in layers)):
         return ""
     if len(kinds) > 1:
-        return f"expected layers of one class, got {_listed(kind.__name__ for kind in kinds)}" if known else ""
+        return (
+            f"expected layers of one class, got {_listed(kind.__name__ for kind in kinds)}" if known else ""
+        )
     first, *others = (_shapes(layer) for layer in layers[1:])
     for number, shapes in enumerate(others, start=3):
         if shapes != first:
-            return (
-                "expected layers of equal shapes from the second on, got another in layer "
-                f"{number}: leave it, or name a part of the list that is alike"
-            )
+            return f"expected layers of equal shapes from the second on, got others in layer {number}"
     return None
 
 

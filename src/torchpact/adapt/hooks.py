@@ -5,9 +5,12 @@ from collections.abc import Iterable
 from typing import Any
 
 from torch import nn
+from torch.nn.modules.batchnorm import _NormBase
 
 from torchpact.adapt.find import FoundRun, ancestors
-from torchpact.core.layer_run import LayerHook, LayerRun, ScopeHook
+from torchpact.core.layer_hooks import LayerHook
+from torchpact.core.layer_run import LayerRun
+from torchpact.core.layer_scopes import ScopeHook
 
 MASKS = {"attention_mask": False, "src_key_padding_mask": True}
 """The arguments that tell padding, and whether they are true where it is."""
@@ -16,30 +19,55 @@ MASKS = {"attention_mask": False, "src_key_padding_mask": True}
 def install(net: nn.Module, pairs: Iterable[tuple[FoundRun, LayerRun]]) -> None:
     """Register the hooks of runs: one on each layer, and two on each module from the network to them.
 
+    Lists have no calls of their own; a Sequential may be called or not.
+
     Args:
         net: The network.
         pairs: What was found, and the run that it became.
 
     """
-    owned: dict[str, tuple[nn.Module, list[LayerRun]]] = {}
+    above: dict[str, tuple[nn.Module, list[LayerRun]]] = {}
     for found, run in pairs:
         for name, module in ancestors(net, found.owner):
-            runs = owned.setdefault(name, (module, []))[1]
-            if name == found.owner:
-                runs.append(run)
+            if not isinstance(module, nn.ModuleList | nn.ModuleDict):
+                above.setdefault(name, (module, []))[1].append(run)
         repeated = len({id(layer) for layer in found.layers}) < len(found.layers)
         for index, layer in enumerate({id(layer): layer for layer in found.layers}.values()):
             hook = LayerHook(run, None if repeated else index)
             layer.register_forward_hook(hook, prepend=True, with_kwargs=True)
-    for module, runs in owned.values():
-        name, place = _mask_of(module)
-        scope = ScopeHook(runs, None if name is None else (name, place), MASKS.get(name or "", False))
+    for module, runs in above.values():
+        mask, place = _mask_of(module)
+        scope = ScopeHook(runs, None if mask is None else (mask, place), MASKS.get(mask or "", False))
         module.register_forward_pre_hook(scope.enter, prepend=True, with_kwargs=True)
         module.register_forward_hook(scope.leave, always_call=True)
 
 
+class FrozenNorm:
+    """The forward pre-hook of a batch norm in a frozen network: it stays in evaluation after ``train()``."""
+
+    def __init__(self) -> None:
+        self.switched = False
+
+    def __call__(self, norm: nn.Module, _args: tuple[Any, ...]) -> None:
+        """Switch the norm, whose statistics would move, to evaluation."""
+        if norm.training:
+            norm.training, self.switched = False, True
+
+
+def freeze_norms(net: nn.Module) -> None:
+    """Keep the running statistics of a network from changing: its batch norms stay in evaluation.
+
+    Args:
+        net: The network.
+
+    """
+    for module in net.modules():
+        if isinstance(module, _NormBase) and module.running_mean is not None:
+            module.register_forward_pre_hook(FrozenNorm(), prepend=True)
+
+
 def remove(net: nn.Module) -> None:
-    """Remove all hooks that :func:`install` has registered on a network, or on what it was copied from."""
+    """Remove all hooks of this module from a network, be they copies; norms train again with the network."""
     for module in net.modules():
         for hooks, extras in (
             (module._forward_hooks, (module._forward_hooks_with_kwargs, module._forward_hooks_always_called)),
@@ -47,14 +75,16 @@ def remove(net: nn.Module) -> None:
         ):
             for key, hook in [*hooks.items()]:
                 if is_ours(hook):
+                    if isinstance(hook, FrozenNorm) and hook.switched:
+                        module.training = net.training
                     del hooks[key]
                     for extra in extras:
                         extra.pop(key, None)
 
 
 def is_ours(hook: Any) -> bool:
-    """Whether a hook is one that :func:`install` registers."""
-    return isinstance(hook, LayerHook) or isinstance(getattr(hook, "__self__", None), ScopeHook)
+    """Whether a hook is one of those that an adapted network has."""
+    return isinstance(hook, LayerHook | FrozenNorm) or isinstance(getattr(hook, "__self__", None), ScopeHook)
 
 
 def _mask_of(module: nn.Module) -> tuple[str | None, int]:

@@ -56,6 +56,23 @@ def bias_within(net: nn.Module, runs: Sequence[LayerRun], example: CallArgs, tol
             module.training = before
 
 
+def check_call(net: nn.Module, example: CallArgs) -> None:
+    """Call an adapted network once, in evaluation, so that layers that cannot halt are noticed.
+
+    Args:
+        net: The network, with hooks.
+        example: What it is called with.
+
+    """
+    training = [(module, module.training) for module in net.modules()]
+    try:
+        with torch.no_grad(), use_mode(net, NeverHalt()):
+            example.call(net.eval())
+    finally:
+        for module, before in training:
+            module.training = before
+
+
 def _set(runs: Sequence[LayerRun], bias: float) -> None:
     for run in runs:
         for head in run.heads:

@@ -9,7 +9,8 @@ def inner_network(holder: Any) -> nn.Module:
     """Return the network in an object: itself, the one that torch.compile was given, or its ``model``.
 
     Args:
-        holder: A module, or an object with a module in its attribute ``model``, such as a pipeline.
+        holder: A module; a SentenceTransformer, whose first module holds the network as ``auto_model``; or an
+            object with a module in its attribute ``model``, such as a pipeline.
 
     Raises:
         TypeError: There is none.
@@ -25,6 +26,8 @@ def inner_network(holder: Any) -> nn.Module:
     """
     if isinstance(holder, nn.Module):
         inner = getattr(holder, "_orig_mod", holder)
+        if isinstance(holder, nn.Sequential) and len(holder):
+            inner = getattr(holder[0], "auto_model", holder)
         return inner if isinstance(inner, nn.Module) else holder
     model = getattr(holder, "model", None)
     if isinstance(model, nn.Module):

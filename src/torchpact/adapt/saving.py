@@ -13,7 +13,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, load_model, save_file, save_model
 from torch import Tensor, nn
 
-from torchpact.adapt.adapting import NAME, Heads, adaptation_of, adapt
+from torchpact.adapt.adapting import NAME, Heads, adapt, adaptation_of, holder_of, unadapt
 from torchpact.adapt.config import AdaptConfig
 from torchpact.adapt.network import inner_network
 from torchpact.checks import one_line
@@ -27,8 +27,8 @@ def save_pretrained(net: Any, folder: str | Path) -> None:
     """Write an adapted network to a folder.
 
     The backbone, as it is now, goes into the files that its own ``save_pretrained`` writes, which plain
-    ``AutoModel.from_pretrained(folder)`` reads; a network without one into ``model.safetensors``. Heads are in
-    ``torchpact.safetensors``; what was adapted, and thresholds that were set, in ``torchpact.json``. Files
+    ``AutoModel.from_pretrained(folder)`` reads; a network without one into ``model.safetensors``. Heads are
+    in ``torchpact.safetensors``; what was adapted, and thresholds that were set, in ``torchpact.json``. Files
     that the folder has besides stay.
 
     Args:
@@ -54,11 +54,21 @@ def save_pretrained(net: Any, folder: str | Path) -> None:
     """
     root = inner_network(net)
     adaptation = adaptation_of(root)
+    if holder_of(root) is not root:
+        raise ValueError(
+            f"expected the network that was adapted, got a {type(root).__name__} around it: save what it "
+            "wraps (with peft, net.merge_and_unload())"
+        )
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as name:
         written = Path(name)
-        _save_backbone(net, root, written)
+        _save_backbone(root, written)
+        if not any(written.glob("*.safetensors*")):
+            raise ValueError(
+                f"expected a network whose save_pretrained writes its weights, got a {type(root).__name__}, "
+                "which writes others"
+            )
         heads = {key: value.detach().contiguous() for key, value in adaptation.state_dict().items()}
         save_file(heads, written / HEADS)
         record = {"adapt": json.loads(adaptation.config.to_json()), "bounds": _bounds(adaptation.runs)}
@@ -96,24 +106,37 @@ def from_pretrained(
     record = _json(record_file)
     if not isinstance(record, dict) or "adapt" not in record:
         raise ValueError(f'expected a record with "adapt" in {record_file}, got another')
-    config = AdaptConfig.from_json(json.dumps(record["adapt"]))
+    config = _config(record["adapt"], record_file)
     if net is None:
         net = _transformers_class(folder).from_pretrained(folder, **options)
     else:
         try:
             load_model(net, folder / BACKBONE, strict=True)
         except (RuntimeError, SafetensorError, OSError) as error:
-            raise ValueError(f"expected weights of a {type(net).__name__} in {folder}: {one_line(error)}") from None
-    again = _adapted(net, config, heads)
+            kind = type(net).__name__
+            raise ValueError(f"expected weights of a {kind} in {folder}: {one_line(error)}") from None
+    again = _adapted(net, config, heads, record_file)
+    adaptation = adaptation_of(inner_network(again))
     try:
-        adaptation_of(again).load_state_dict(load_file(heads_file), strict=True)
+        adaptation.load_state_dict(load_file(heads_file), strict=True)
     except (RuntimeError, SafetensorError, OSError) as error:
         raise ValueError(f"expected the heads of this network in {heads_file}: {one_line(error)}") from None
-    _set_bounds(adaptation_of(again).runs, record.get("bounds", {}))
+    try:
+        _set_bounds(adaptation.runs, record.get("bounds", {}))
+    except (TypeError, ValueError) as error:
+        raise ValueError(f'expected "bounds" of this network in {record_file}: {one_line(error)}') from None
     return again.eval()
 
 
-def _save_backbone(net: Any, root: nn.Module, folder: Path) -> None:
+def _config(given: Any, file: Path) -> AdaptConfig:
+    """Return the record of what was adapted that a file holds."""
+    try:
+        return AdaptConfig.from_json(json.dumps(given))
+    except ValueError as error:
+        raise ValueError(f"expected what tp.save_pretrained writes in {file}: {one_line(error)}") from None
+
+
+def _save_backbone(root: nn.Module, folder: Path) -> None:
     own = {key: value for key, value in root.state_dict().items() if not key.startswith(f"{NAME}.")}
     save = getattr(root, "save_pretrained", None)
     if save is not None:
@@ -137,26 +160,39 @@ def _from_checkpoint(folder: Path, heads: Heads | None, options: Mapping[str, An
         raise FileNotFoundError(f"expected {BACKBONE} in {folder}")
     kind = _transformers_class(folder)
     net = kind(kind.config_class.from_pretrained(folder, **options))
-    again = _adapted(net, AdaptConfig.from_json(json.dumps(config[NAME])), heads)
+    again = _adapted(net, _config(config[NAME], file), heads, file)
     weights: dict[str, Tensor] = load_file(folder / BACKBONE)
     missing, unexpected = again.load_state_dict(weights, strict=False)
     again.tie_weights()
     tied = set(getattr(again, "_tied_weights_keys", None) or ())
     missing = [key for key in missing if key not in tied]
     if missing or unexpected:
-        raise ValueError(f"expected the weights of this network in {folder}; got {[*missing, *unexpected][0]!r} amiss")
+        raise ValueError(
+            f"expected the weights of this network in {folder}; got {[*missing, *unexpected][0]!r} amiss"
+        )
     return again.eval()
 
 
-def _adapted(net: Any, config: AdaptConfig, heads: Heads | None) -> Any:
+def _adapted(net: Any, config: AdaptConfig, heads: Heads | None, file: Path) -> Any:
+    """Make a network adaptive as a record says."""
     if config.heads != "linear" and heads is None:
         raise ValueError(f"expected heads=, which made the heads of this network ({config.heads})")
     names, pers = [run.name for run in config.runs], {run.per for run in config.runs}
-    if len(pers) != 1:
-        pers = {None}
-    return adapt(
-        net, where=names, per=pers.pop(), heads=heads, bias=config.bias, frozen=config.frozen
-    )
+    per = pers.pop() if len(pers) == 1 else None
+    try:
+        adapt(net, where=names, per=per, heads=heads, bias=config.bias, frozen=config.frozen)  # type: ignore[arg-type]
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"expected a record of this network in {file}: {one_line(error)}") from None
+    found = adaptation_of(inner_network(net)).config
+    if found.runs != config.runs:
+        unadapt(net)
+        ours, theirs = next((a, b) for a, b in zip(found.runs, config.runs, strict=True) if a != b)
+        raise ValueError(
+            f"expected a record of this network in {file}; it has {theirs.layers} layers of width "
+            f"{theirs.width} in {theirs.name!r} per {theirs.per}, the network {ours.layers} of width "
+            f"{ours.width} in {ours.name!r} per {ours.per}"
+        )
+    return net
 
 
 def _transformers_class(folder: Path) -> Any:
@@ -168,7 +204,9 @@ def _transformers_class(folder: Path) -> Any:
     try:
         transformers = importlib.import_module("transformers")
     except ImportError:
-        raise ValueError("expected the package transformers to be installed: pip install transformers") from None
+        raise ValueError(
+            "expected the package transformers to be installed: pip install transformers"
+        ) from None
     kind = getattr(transformers, str(names[0]), None)
     if not isinstance(kind, type) or not hasattr(kind, "from_pretrained"):
         raise ValueError(f"expected a class of transformers in {folder}, got {names[0]!r:.80}")
@@ -183,7 +221,7 @@ def _json(path: Path) -> Any:
 
 
 def _bounds(runs: nn.ModuleList) -> dict[str, list[float | str]]:
-    """Return the thresholds that are set on runs, with words for the two ends, which JSON has no numbers for."""
+    """Return the thresholds that are set on runs, with words for the ends, which JSON has no numbers for."""
     found: dict[str, list[float | str]] = {}
     for run in runs:
         assert isinstance(run, LayerRun)
@@ -200,4 +238,3 @@ def _set_bounds(runs: nn.ModuleList, given: Any) -> None:
         assert isinstance(run, LayerRun)
         if run.name in given:
             run.bounds = Thresholds(dict(given)).for_block(0, run.name, run.max_steps - 1)
-

@@ -1,55 +1,76 @@
-"""The width of the hidden state of a run of layers."""
+"""The hidden state of a run of layers: how wide it is, and whether it is a map of pixels."""
 
+from typing import NamedTuple
+
+import torch
 from torch import Tensor, nn
 
 from torchpact.adapt.find import FoundRun
 from torchpact.core.call_args import CallArgs
 
 
-def state_width(net: nn.Module, run: FoundRun, example: CallArgs | None) -> int:
-    """Return the features, or channels, of the state that the layers of a run pass on.
+class StateKind(NamedTuple):
+    """What is known of the state that the layers of a run pass on."""
+
+    width: int
+    """Its features, or channels."""
+    is_map: bool
+    """Whether it is a map (batch, channels, height, width)."""
+
+
+def state_kind(net: nn.Module, run: FoundRun, example: CallArgs | None) -> StateKind:
+    """Return what the state of a run is: by its family, by a call, or by the parameters of the last layer.
 
     Args:
         net: The network.
         run: The run.
-        example: A call of the network, which is run where nothing else tells the width.
+        example: A call of the network, which is run where no family tells the width.
 
     Raises:
         ValueError: It cannot be told.
 
     """
+    layer = run.layers[-1]
     if run.family is not None:
-        return run.family.width(run.layers[-1])
+        return StateKind(run.family.width(layer), "pixel" in run.family.per)
     if example is not None:
         return _seen(net, run, example)
-    norms = [m for m in run.layers[-1].modules() if isinstance(m, nn.LayerNorm | nn.RMSNorm)]
+    norms = [m for m in layer.modules() if isinstance(m, nn.LayerNorm | nn.RMSNorm)]
+    convolutions = [m for m in layer.modules() if isinstance(m, nn.Conv2d)]
     sizes = {int(norm.normalized_shape[-1]) for norm in norms}
-    if len(sizes) == 1:
-        return sizes.pop()
+    channels = {size for m in convolutions for size in (m.in_channels, m.out_channels)}
+    if len(sizes) == 1 and not convolutions:
+        return StateKind(sizes.pop(), is_map=False)
+    if len(channels) == 1 and not norms:
+        return StateKind(channels.pop(), is_map=True)
     raise ValueError(
-        f"expected layers that tell the width of their state in {run.name!r}, got "
-        f"{type(run.layers[-1]).__name__}, of which nothing is known: pass example="
+        f"expected layers that tell the width of their state in {run.name!r}, got {type(layer).__name__}, of "
+        "which nothing is known: pass example="
     )
 
 
-def _seen(net: nn.Module, run: FoundRun, example: CallArgs) -> int:
-    import torch
-
-    widths: list[int] = []
+def _seen(net: nn.Module, run: FoundRun, example: CallArgs) -> StateKind:
+    """Return the kind of the state that the last layer gives on an example."""
+    states: list[Tensor] = []
 
     def look(_layer: nn.Module, _args: object, output: object) -> None:
-        state = output[0] if isinstance(output, tuple) else output
-        if isinstance(state, Tensor):
-            widths.append(state.size(1) if state.dim() == 4 else state.size(-1))
+        state = output[0] if isinstance(output, tuple | list) and output else output
+        if isinstance(state, Tensor) and state.dim():
+            states.append(state)
 
+    training = [(module, module.training) for module in net.modules()]
     handle = run.layers[-1].register_forward_hook(look)
-    training = net.training
     try:
         with torch.no_grad():
             example.call(net.eval())
     finally:
-        net.train(training)
         handle.remove()
-    if not widths:
-        raise ValueError(f"expected layers of {run.name!r} to return a tensor on the example, got none")
-    return widths[0]
+        for module, before in training:
+            module.training = before
+    if not states:
+        raise ValueError(
+            f"expected the layers of {run.name!r} to return a tensor on the example, got none: leave this "
+            "run out by where="
+        )
+    is_map = states[0].dim() == 4
+    return StateKind(states[0].size(1 if is_map else -1), is_map)

@@ -82,9 +82,7 @@ class AdaptiveBlock(HaltingModule):
         else:
             count = check_count("the number of steps", len(step_list))
             if max_steps not in (None, count):
-                raise ValueError(
-                    f"expected max_steps={count} for a list of as many steps, got {max_steps}"
-                )
+                raise ValueError(f"expected max_steps={count} for a list of as many steps, got {max_steps}")
         if not shared_head and count - len(head_list) not in (0, 1):
             raise ValueError(
                 f"expected {count - 1} or {count} halting heads for "

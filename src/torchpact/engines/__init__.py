@@ -6,6 +6,7 @@ The table            ENGINES, register_engine
 """
 
 from torchpact.engines.attention import rows  # noqa: F401 (registers how attention skips halted tokens)
+from torchpact.engines.attention.engine import AttentionEngine
 from torchpact.engines.base import Engine, NetworkRunner, Runner, Unsupported
 from torchpact.engines.conv.native.engine import NATIVE
 from torchpact.engines.conv.onchip import ONCHIP
@@ -28,6 +29,7 @@ for _engine in (
     DENSE,
     Compact(),
     RowsEngine(),
+    AttentionEngine(),
     SPARSE,
     NATIVE,
     GPU,

@@ -115,7 +115,8 @@ def deploy(
             ponders = {name: [call.ponder for call in calls[name]] for name in specs}
             best, seconds, fast.channels_last = as_copy(own, given, patches, ponders, names, notes)
             # the forward of a root with hooks is called by the module, which runs them
-            fast.run_by(own if is_watched(own) else patches.get(own, own))
+            instead = patches.get(own)
+            fast.run_by(instead if isinstance(instead, PatchedPart) and not is_watched(own) else own)
         else:
             runners = {name: choice and choice.runner for name, choice in choices.items()}
             best, seconds, runner = as_sequence(network, first, runners, wholes, notes)

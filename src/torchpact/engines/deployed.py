@@ -87,24 +87,45 @@ class Deployed(FrozenModule):
         if self.channels_last:
             args, kwargs = tuple(map(channels_last, args)), {n: channels_last(x) for n, x in kwargs.items()}
         bounds = None if thresholds is None else self._bounds_of(thresholds)
+        return self._on_device(lambda: self._run(args, kwargs, bounds))
+
+    def generate(self, *args: Any, thresholds: Thresholds | float | None = None, **kwargs: Any) -> Any:
+        """Return what the network generates, by its own ``generate``.
+
+        Args:
+            args: What its ``generate`` takes.
+            thresholds: What halts in this call, in thresholded mode; by default as deployed.
+            kwargs: What its ``generate`` takes by name.
+
+        Raises:
+            TypeError: The network has no ``generate``.
+            ValueError: The thresholds are not for its blocks.
+
+        """
+        make = getattr(self.network, "generate", None)
+        if make is None:
+            kind = type(self.network).__name__
+            raise TypeError(f"expected a network that has generate, got {kind}, which has none")
+        bounds = None if thresholds is None else self._bounds_of(thresholds)
+        return self._on_device(lambda: self._within(bounds, make, args, kwargs))
+
+    def _on_device(self, work: Callable[[], Any]) -> Any:
         device = self.device
         if device.type == "cuda" and device.index not in (None, torch.cuda.current_device()):
             with torch.cuda.device(device):  # where Triton starts kernels
-                return self._run_as_measured(args, kwargs, bounds)
-        return self._run_as_measured(args, kwargs, bounds)
+                return self._as_measured(work)
+        return self._as_measured(work)
 
-    def _run_as_measured(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], bounds: Mapping[str, tuple[float, ...]] | None
-    ) -> Any:
+    def _as_measured(self, work: Callable[[], Any]) -> Any:
         """Run without gradients and autocast; to enter what need not be changed would take time, too."""
         cast = torch.is_autocast_enabled(self.device.type)
         if not (cast or torch.is_grad_enabled()):
-            return self._run(args, kwargs, bounds)
+            return work()
         with torch.no_grad():
             if not cast:
-                return self._run(args, kwargs, bounds)
+                return work()
             with torch.autocast(self.device.type, enabled=False):
-                return self._run(args, kwargs, bounds)
+                return work()
 
     def _came_before(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Whether the only argument is a tensor like one that was checked."""
@@ -124,10 +145,20 @@ class Deployed(FrozenModule):
     ) -> Any:
         if isinstance(self.network, NetworkRunner):
             return self._run_as_a_whole(self.network, args[0], bounds)
+        return self._within(bounds, self.network, args, kwargs)
+
+    def _within(
+        self,
+        bounds: Mapping[str, tuple[float, ...]] | None,
+        call: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        """Call a function with the thresholds of a run."""
         if bounds is None:
-            return self.network(*args, **kwargs)
+            return call(*args, **kwargs)
         with run_bounds({self.blocks[name]: each for name, each in bounds.items()}):
-            return self.network(*args, **kwargs)
+            return call(*args, **kwargs)
 
     def _run_as_a_whole(
         self, network: NetworkRunner, images: Tensor, bounds: Mapping[str, tuple[float, ...]] | None

@@ -7,9 +7,11 @@ from torch import Tensor, nn
 
 from torchpact.core.call_args import CallArgs
 from torchpact.core.collect import Collectors, report
-from torchpact.core.layer_run import Entry, Executed, LayerRun, entry_of, first_state
+from torchpact.core.layer_hooks import Executed, first_state
+from torchpact.core.layer_run import LayerRun
+from torchpact.core.layer_scopes import Entry, entry_of, scope_of
 from torchpact.core.ponder import Ponder
-from torchpact.specs import BlockSpec, LayerContext
+from torchpact.specs import AttentionLayer, BlockSpec, LayerContext
 from torchpact.specs.blocks import Bounds
 
 
@@ -63,6 +65,8 @@ class PatchedLayers:
         assert isinstance(spec.module, LayerRun)
         self.spec, self.run, self.runner, self.adaptive = spec, spec.module, runner, adaptive
         self.contiguous = False
+        steps = [step for step in spec.steps if isinstance(step, AttentionLayer)]
+        self.reads = [step.read_call for step in steps if step.read_call is not None]
         layers = {id(layer): layer for layer in self.run.layers}
         self.layers = [*layers.values()]
         self.forwards: dict[int, Callable[..., Any]] = {
@@ -93,10 +97,13 @@ class PatchedLayers:
             running = self._begun(u, CallArgs(args, kwargs))
         if not isinstance(running, _Running):
             return self.forwards[id(layer)](*args, **kwargs)
-        index, step = running.taken, self.spec.steps[running.taken]
-        context = step.read_call(CallArgs(args, kwargs))  # type: ignore[union-attr]
+        index = running.taken
+        context = self.reads[index](CallArgs(args, kwargs))
         if context is None:
-            raise ValueError(f"expected layers of {self.run.name!r} to be given alike, got others in layer {index + 1}")
+            raise ValueError(
+                f"expected all layers of {self.run.name!r} to be called alike, got another call of layer "
+                f"{index + 1}"
+            )
         after = running.mark(running.call.layer(index, u, context))
         running.taken += 1
         if running.taken == self.run.max_steps and running.collectors:
@@ -105,10 +112,13 @@ class PatchedLayers:
         return after
 
     def _begun(self, u: Tensor, given: CallArgs) -> _Running | None:
-        entry = entry_of(self.run, u)
-        if entry is None or self.runner is None or entry.mode != self.spec.mode:
+        scope = scope_of(self.run)
+        if scope is None or self.runner is None:
             return None
-        context = self.spec.steps[0].read_call(given)  # type: ignore[union-attr]
+        entry = entry_of(self.run, u, scope)
+        if entry.mode != self.spec.mode:
+            return None
+        context = self.reads[0](given)
         if context is None or u.dim() != 3 or not u.numel():
             return None
         cached = context.update is not None

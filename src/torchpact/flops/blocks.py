@@ -81,10 +81,11 @@ def call_cost(spec: BlockSpec, call: Call, prices: Prices, batch: int) -> BlockC
         raise TypeError(
             f"expected {title(spec.name)} to run {spec.max_steps} steps, got {len(prices.steps)} calls"
         )
-    weights, real = call.ponder.weights, None
+    weights, real = call.ponder.weights, call.real
     if weights is not None:  # padding costs nothing
         steps = torch.where(weights > 0, steps, 0)
-        real = weights.squeeze(2) > 0 if weights.dim() == 3 and weights.size(1) > 1 else None
+        by_token = real is None and weights.dim() == 3 and weights.size(1) > 1
+        real = weights.squeeze(2) > 0 if by_token else real
     rows = steps.reshape(batch, -1) if batch else steps.new_zeros(0, 1)
     # prices are of all examples; a time step of a recurrent layer costs as much as any other, else a price is
     # that of all positions

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from torchpact.core.layer_run import PoolingHead
 from torchpact.specs import RowHead, register_head
 
 
@@ -40,7 +41,7 @@ class TokenHead(nn.Module):
         return F.linear(u, self.weight, self.bias)
 
 
-class ExampleHead(TokenHead):
+class ExampleHead(TokenHead, PoolingHead):
     """The halting logit of each example: that of the mean over its tokens, padding excluded.
 
     Args:
@@ -54,9 +55,6 @@ class ExampleHead(TokenHead):
         torch.Size([2, 1, 1])
 
     """
-
-    pools = True
-    """It takes the weights of positions as a second argument."""
 
     def __init__(self, width: int, bias: float = -5.0, normalize: bool = False, batch_dim: int = 0) -> None:
         super().__init__(width, bias, normalize)

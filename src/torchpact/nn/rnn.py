@@ -14,8 +14,8 @@ from torchpact.checks import at_least_single, check_number
 from torchpact.core import state as _state
 from torchpact.core.block import AdaptiveBlock
 from torchpact.core.callables import unwrapped
-from torchpact.core.loop import HaltingLoop
 from torchpact.core.collect import report
+from torchpact.core.loop import HaltingLoop
 from torchpact.core.modes import Mode, as_mode
 from torchpact.core.ponder import Ponder
 from torchpact.core.state import State

@@ -153,7 +153,7 @@ class AttentionLayer:
 
 
 Update = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
-"""Writes keys and values of a layer to a cache, (batch, kv_heads, length, head_size); returns all of them."""
+"""Writes keys and values, (batch, kv_heads, length, head_size), to a cache; returns all of the layer's."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -11,7 +11,9 @@ from torch import nn
 from torchpact.core.call_args import CallArgs, first_tensor
 from torchpact.core.collect import Collector, collecting
 from torchpact.core.halting_module import HaltingModule
+from torchpact.core.layer_hooks import first_output
 from torchpact.core.layer_run import LayerRun
+from torchpact.core.layer_scopes import entry_of, scope_of
 from torchpact.core.ponder import Ponder
 from torchpact.core.state import parts
 from torchpact.specs.providers import block_spec, is_block
@@ -25,6 +27,8 @@ class Call(NamedTuple):
     """What came out, of which only shapes are known unless outputs are kept."""
     ponder: Ponder | None
     """What it did; None of a part that is not adaptive."""
+    real: torch.Tensor | None = None
+    """False for padding, (batch, length), as far as a network told it to its layers; None where all count."""
 
 
 def adaptive_parts(net: nn.Module) -> dict[str, nn.Module]:
@@ -110,16 +114,21 @@ class _RunCalls(Collector):
     """Records what runs of layers did, which are not called as modules."""
 
     def __init__(self, runs: Mapping[LayerRun, str], calls: Mapping[str, list[Call]]) -> None:
-        super().__init__({**runs})
+        super().__init__({run: name for run, name in runs.items()})  # noqa: C416 (a mapping of another type)
         self.calls = calls
-        self.states: dict[LayerRun, torch.Tensor] = {}
+        self.states: dict[LayerRun, tuple[torch.Tensor, torch.Tensor | None]] = {}
 
     def entered(self, run: LayerRun, _layer: nn.Module, _args: Any, returned: Any) -> None:
         """Note the shape of the state after a first layer."""
-        state = returned[0] if isinstance(returned, tuple) else returned
-        self.states[run] = torch.empty_like(state, device="meta")
+        state, scope = first_output(run.name, returned), scope_of(run)
+        weights = None if scope is None else entry_of(run, state, scope).weights
+        if weights is not None:
+            weights = weights.transpose(0, 1) if run.batch_dim else weights
+        real = None if weights is None else weights.squeeze(2) > 0
+        self.states[run] = torch.empty_like(state, device="meta"), real
 
     def add(self, block: HaltingModule, ponder: Ponder) -> None:
         """Note a call that ends."""
         if isinstance(block, LayerRun) and block in self.names:
-            self.calls[self.names[block]].append(Call(CallArgs(), self.states[block], ponder))
+            state, real = self.states[block]
+            self.calls[self.names[block]].append(Call(CallArgs(), state, ponder, real))

@@ -17,7 +17,8 @@ from torchpact.checks import one_line
 from torchpact.core.block import AdaptiveBlock
 from torchpact.core.callables import unwrapped
 from torchpact.core.halting_module import HaltingModule
-from torchpact.core.layer_run import LayerHook, LayerRun
+from torchpact.core.layer_hooks import LayerHook
+from torchpact.core.layer_run import LayerRun
 from torchpact.core.modes import Thresholded
 from torchpact.specs.blocks import BlockSpec, NetworkSpec
 from torchpact.specs.heads import HeadSpec
@@ -127,8 +128,8 @@ def is_watched(*modules: nn.Module) -> bool:
 
 def _only_looks(hook: Any) -> bool:
     """Whether a hook is one that drives a run of layers, or one of transformers that captures outputs."""
-    name = getattr(hook, "__qualname__", "")
-    captures = name.startswith("install_output_") and getattr(hook, "__module__", "").startswith("transformers.")
+    name, module = getattr(hook, "__qualname__", ""), getattr(hook, "__module__", "")
+    captures = name.startswith("install_output_") and module.startswith("transformers.")
     return isinstance(hook, LayerHook) or captures
 
 

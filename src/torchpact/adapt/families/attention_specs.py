@@ -1,4 +1,4 @@
-"""What the layers of known transformers are, for engines and FLOPs: their parts by the names they have there."""
+"""What the layers of known transformers are, for engines and FLOPs: their parts by the names there."""
 
 import inspect
 from collections.abc import Callable
@@ -99,7 +99,7 @@ def albert_layer(layer: Any) -> AttentionLayer:
 
 
 def llama_layer(layer: Any) -> AttentionLayer:
-    """Return what a layer of Llama is, and of Mistral and Qwen, with norms of queries and keys if it has any."""
+    """Return what a layer of Llama is, or of Mistral or Qwen, which may normalise queries and keys."""
     attention, mlp = layer.self_attn, layer.mlp
     keys = linear(attention.k_proj)
     return AttentionLayer(
@@ -200,7 +200,9 @@ def hugging_face_call(layer: nn.Module, index: int | None = None, causal: bool =
     return partial(_read_hugging_face, names, index, causal)
 
 
-def _read_hugging_face(names: list[str], index: int | None, causal: bool, call: CallArgs) -> LayerContext | None:
+def _read_hugging_face(
+    names: list[str], index: int | None, causal: bool, call: CallArgs
+) -> LayerContext | None:
     given = {**dict(zip(names, call.args, strict=False)), **call.kwargs}
     mask, cache = given.get("attention_mask"), given.get("past_key_values")
     if given.get("output_attentions") or given.get("encoder_hidden_states") is not None:
@@ -221,7 +223,7 @@ def _updated(cache: Any, index: int, keys: Tensor, values: Tensor) -> tuple[Tens
 
 
 def torch_call(call: CallArgs) -> LayerContext | None:
-    """Return what a call of an ``nn.TransformerEncoderLayer`` is given; masks of pairs are left to the layer."""
+    """Return what a call of an ``nn.TransformerEncoderLayer`` is given; None of one with a mask of pairs."""
     names = ["src", "src_mask", "src_key_padding_mask", "is_causal"]
     given = {**dict(zip(names, call.args, strict=False)), **call.kwargs}
     if given.get("src_mask") is not None or given.get("is_causal"):

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from torchpact.adapt.families import attention_specs as specs
 from torchpact.adapt.families.registry import Family, register_family
 
 _LLAMA_LIKE = {
@@ -9,10 +10,9 @@ _LLAMA_LIKE = {
     "mistral": "MistralDecoderLayer",
     "qwen2": "Qwen2DecoderLayer",
     "qwen3": "Qwen3DecoderLayer",
-    "phi3": "Phi3DecoderLayer",
-    "olmo2": "Olmo2DecoderLayer",
-    "smollm3": "SmolLM3DecoderLayer",
 }
+_OTHERS = {"phi3": "Phi3DecoderLayer", "olmo2": "Olmo2DecoderLayer", "smollm3": "SmolLM3DecoderLayer"}
+"""Decoders whose layers differ from Llama's in a way that engines do not know."""
 
 
 def _by_mlp(layer: Any) -> int:
@@ -20,17 +20,21 @@ def _by_mlp(layer: Any) -> int:
     return width
 
 
+def _named(classes: dict[str, str]) -> tuple[str, ...]:
+    return tuple(f"transformers.models.{model}.modeling_{model}.{name}" for model, name in classes.items())
+
+
 register_family(
     Family(
         "Llama",
-        layers=tuple(
-            f"transformers.models.{model}.modeling_{model}.{name}" for model, name in _LLAMA_LIKE.items()
-        ),
+        layers=_named(_LLAMA_LIKE),
         width=_by_mlp,
         per=("token",),
         causal=True,
+        spec=specs.llama_layer,
     )
 )
+register_family(Family("decoder", layers=_named(_OTHERS), width=_by_mlp, per=("token",), causal=True))
 register_family(
     Family(
         "GPT-2",
@@ -38,5 +42,6 @@ register_family(
         width=lambda layer: int(layer.ln_1.normalized_shape[0]),
         per=("token",),
         causal=True,
+        spec=specs.gpt2_layer,
     )
 )

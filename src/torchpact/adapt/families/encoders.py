@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from torchpact.adapt.families import attention_specs as specs
 from torchpact.adapt.families.registry import Family, Steps, register_family
 
 
@@ -18,9 +19,7 @@ def _albert_steps(transformer: Any) -> Steps:
     for call in range(config.num_hidden_layers):
         group = int(call / (config.num_hidden_layers / config.num_hidden_groups))
         layers = groups[group].albert_layers
-        steps += [
-            (f"albert_layer_groups.{group}.albert_layers.{i}", layer) for i, layer in enumerate(layers)
-        ]
+        steps += [(f"albert_layer_groups.{group}.albert_layers.{i}", layer) for i, layer in enumerate(layers)]
     return steps
 
 
@@ -40,6 +39,7 @@ register_family(
         ),
         width=_of_config,
         normalize=False,  # a norm ends each layer
+        spec=specs.bert_layer,
     )
 )
 register_family(
@@ -48,6 +48,7 @@ register_family(
         layers=(_named("distilbert", "TransformerBlock"),),
         width=lambda layer: int(layer.output_layer_norm.normalized_shape[0]),
         normalize=False,
+        spec=specs.distilbert_layer,
     )
 )
 register_family(
@@ -56,6 +57,7 @@ register_family(
         layers=(_named("albert", "AlbertLayer"),),
         width=lambda layer: int(layer.full_layer_layer_norm.normalized_shape[0]),
         normalize=False,
+        spec=specs.albert_layer,
         owners=(_named("albert", "AlbertTransformer"),),
         sequence=_albert_steps,
     )

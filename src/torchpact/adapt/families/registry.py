@@ -1,8 +1,8 @@
 """What is known of layers of pretrained networks: a record for each family, and the table of them."""
 
 import inspect
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import nn
@@ -36,7 +36,7 @@ class Family:
     per: tuple[Per, ...] = ("token", "example")
     """For what its layers can decide; the first is the default."""
     normalize: bool = True
-    """Whether heads normalise the state, which layers with a norm at their beginning leave as large as it is."""
+    """Whether heads normalise the state, which layers that begin with a norm leave as large as it is."""
     causal: bool = False
     """Whether it is a decoder, which runs with a cache."""
     spec: Callable[[Any], StepSpec] | None = None
@@ -47,6 +47,8 @@ class Family:
     """Classes of modules that call layers in another way than once each, in the order of a list."""
     sequence: Callable[[Any], Steps] | None = None
     """Returns the layers that such a module calls."""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """Attributes that the module which calls the layers gets while it is adapted, where it has them."""
 
 
 _BY_LAYER: dict[str, Family] = {}
@@ -83,6 +85,6 @@ def _found(table: dict[str, Family], module: nn.Module) -> Family | None:
     own, kinds = inspect.unwrap(type(module).forward), type(module).__mro__
     for kind in kinds:
         family = table.get(f"{kind.__module__}.{kind.__qualname__}")
-        if family is not None and inspect.unwrap(kind.forward) is own:
+        if family is not None and issubclass(kind, nn.Module) and inspect.unwrap(kind.forward) is own:
             return family
     return None

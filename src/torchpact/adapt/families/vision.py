@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from torchpact.adapt.families import attention_specs as specs
 from torchpact.adapt.families.registry import Family, register_family
 
 
@@ -19,6 +20,15 @@ register_family(
         layers=(
             "transformers.models.vit.modeling_vit.ViTLayer",
             "transformers.models.deit.modeling_deit.DeiTLayer",
+        ),
+        width=_by_norm("layernorm_before"),
+        spec=specs.vit_layer,
+    )
+)
+register_family(
+    Family(
+        "ViT",
+        layers=(
             "transformers.models.dinov2.modeling_dinov2.Dinov2Layer",
             "timm.models.vision_transformer.Block",
         ),

@@ -6,10 +6,14 @@ one batch; keys and values of all real tokens of examples that have active ones,
 examples. Padding is not computed, and stays as it is.
 """
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from torchpact.checks import at_least_single
+from torchpact.core.layer_run import PoolingHead
 from torchpact.core.loop import HaltingLoop, decide
 from torchpact.core.modes import Thresholded
 from torchpact.core.ponder import Ponder
@@ -18,7 +22,7 @@ from torchpact.engines.attention.ragged import Ragged, Ranges, Selection, ranges
 from torchpact.engines.base import Unsupported
 from torchpact.specs.attention import AttentionLayer, LayerContext
 from torchpact.specs.blocks import BlockSpec, Bounds
-from torchpact.specs.heads import HeadSpec, LinearHead, NeverHead
+from torchpact.specs.heads import HeadSpec, LinearHead, NeverHead, RowHead
 
 
 class LayersRunner:
@@ -27,7 +31,7 @@ class LayersRunner:
     Args:
         spec: Its steps are :class:`~torchpact.specs.AttentionLayer`, each with weights of its own or shared;
             its mode is a hard one. Heads are asked about active tokens if they are linear, otherwise about
-            the whole state, (batch, length, size). Weights are copied.
+            the whole state, (batch, length, size). On a CPU weights are copied; dropouts are left out.
 
     Raises:
         Unsupported: A step is none, the mode is not a hard one, or there are not as many heads as decisions.
@@ -54,17 +58,19 @@ class LayersRunner:
         if not (spec.mode.hard and spec.mode.leaves):
             raise Unsupported(f"expected a mode that takes hard decisions, got {spec.mode}")
         if spec.heads and len(spec.heads) != len(steps) - 1:
-            raise Unsupported(f"expected {len(steps) - 1} heads for {len(steps)} layers, got {len(spec.heads)}")
+            raise Unsupported(
+                f"expected {len(steps) - 1} heads for {len(steps)} layers, got {len(spec.heads)}"
+            )
         self.spec, self.heads = spec, spec.heads
         # decisions for whole examples leave either all of their tokens or none
-        by_token = any(isinstance(head, LinearHead) for head in self.heads)
+        by_token = any(isinstance(head, LinearHead | RowHead) for head in self.heads)
         made: dict[tuple[int, bool], PackedLayer] = {}
         self.layers = []
         with torch.no_grad():
             for index, step in enumerate(steps):
                 key = id(step), index == 0 or not by_token
                 if key not in made:
-                    made[key] = PackedLayer(*((step, key[1])))
+                    made[key] = PackedLayer(step, fused=key[1])
                 self.layers.append(made[key])
 
     def begin(
@@ -81,7 +87,7 @@ class LayersRunner:
         Args:
             u: The state before the first layer, (batch, length, size).
             real: False for padding, (batch, length); None where there is none.
-            bounds: What logits must exceed in thresholded mode, one for each head; None is what the spec says.
+            bounds: What logits must exceed in thresholded mode, for each head; None is what the spec says.
             cached: Whether keys and values of all examples go to a cache, in every layer.
             in_place: Whether a layer may change the tensor that the one before it returned; not where states
                 are kept between layers.
@@ -207,22 +213,37 @@ class LayersRun:
 
     def _logits(self, head: HeadSpec, u: Tensor, moved: Tensor, rows: Tensor | None) -> Tensor:
         """Return the logits of all positions; +∞ for tokens that are not computed."""
-        if isinstance(head, LinearHead | NeverHead):
-            if isinstance(head, NeverHead):
-                found = torch.full((len(moved), 1), -torch.inf, device=self.device)
-            else:
-                bias = None if head.bias is None else head.bias
-                found = torch.nn.functional.linear(moved.to(head.weight.dtype), head.weight, bias)
-            found = at_least_single(found)
+        batch, length = self.shape
+        like = self._loop.remaining
+        if isinstance(head, NeverHead):
+            shape = (batch, length, 1) if like is None else like.shape
+            return torch.full(shape, -torch.inf, device=self.device)
+        if isinstance(head, LinearHead | RowHead):
+            x = moved.to(head.weight.dtype)
+            if isinstance(head, RowHead) and head.normalized:
+                x = F.layer_norm(x, (x.size(-1),))
+            found = at_least_single(F.linear(x, head.weight, head.bias))
             if rows is not None:
-                everything = found.new_full((self.shape[0] * self.shape[1], 1), torch.inf)
+                everything = found.new_full((batch * length, 1), torch.inf)
                 found = everything.index_copy_(0, rows, found)
-            return found.view(*self.shape, 1)
-        found = at_least_single(head.module(u))
-        if found.shape not in ((*self.shape, 1), (self.shape[0], 1, 1)):
-            raise Unsupported(f"expected a logit a token or an example, got {tuple(found.shape)}")
-        by_token = found.size(1) == self.shape[1] and self.real is not None
-        return torch.where(self.real.unsqueeze(2), found, torch.inf) if by_token else found  # type: ignore
+            found = found.view(batch, length, 1)
+        else:
+            found = at_least_single(self._asked(head.module, u))
+            if found.shape not in ((batch, length, 1), (batch, 1, 1)):
+                raise Unsupported(f"expected a logit a token or an example, got {tuple(found.shape)}")
+            if self.real is not None and found.size(1) == length:
+                found = torch.where(self.real.unsqueeze(2), found, torch.inf)
+        if like is not None and found.shape != like.shape:
+            if found.size(1) != 1:
+                raise Unsupported("expected one decision an example of all heads, got one a token")
+            found = found.expand(like.shape)
+        return found
+
+    def _asked(self, head: Callable[..., Tensor], u: Tensor) -> Tensor:
+        if not isinstance(head, PoolingHead):
+            return head(u)
+        found: Tensor = head(u, None if self.real is None else self.real.unsqueeze(2).to(u.dtype))
+        return found
 
     def _fill_cache(self, layer: PackedLayer, u: Tensor, context: LayerContext) -> None:
         """Write keys and values of a layer that no token runs."""

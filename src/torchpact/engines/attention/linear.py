@@ -1,9 +1,9 @@
 """Linear layers on a CPU with their weights laid out in advance, by oneDNN inside torch.
 
-``F.linear`` in single precision goes to torch's BLAS, which on some processors is half as fast as oneDNN: on 2
-cores of an AMD EPYC with AVX-512, 4096×384→1536 took 21.6 ms, 9.6 ms by oneDNN, in bfloat16 5.4 and 4.5. The
-operations that torch.compile uses for that, ``torch.ops.mkldnn``, are private: they are tried once for each
-precision, and used if they are right and not slower.
+``F.linear`` in single precision goes to torch's BLAS, which on some processors is half as fast as oneDNN: on
+2 cores of an AMD EPYC with AVX-512, 4096×384→1536 took 21.8 ms, and 9.6 ms by oneDNN. The operations that
+torch.compile uses for that, ``torch.ops.mkldnn``, are private: they are tried once for each precision, and
+used if they are right and not slower.
 """
 
 import time
@@ -60,15 +60,24 @@ class PackedLinear:
             factor = factor.detach().to(weight.dtype)
             weight = weight * factor[:, None]
             bias = None if bias is None else bias * factor
-        self.weight, self.bias, self.outputs = weight, bias, projection.outputs
+        self._lay_out(weight, bias, activation)
+
+    def _lay_out(self, weight: Tensor, bias: Tensor | None, activation: Function | None) -> None:
+        self.weight, self.bias, self.given = weight, bias, activation
         name = "" if activation is None else activation_name(activation)
-        self.activation = FUNCTIONS.get(name, activation) if name else activation
+        self.activation = FUNCTIONS.get(name, activation)
         self.fused: tuple[str, str] | None = None
         if weight.device.type == "cpu" and packing_pays(weight.dtype):
-            self.weight = packed_weight(weight)
-            fused = name in FUSED and (name or activation is None)
-            self.fused = FUSED[name] if fused else FUSED[""]
-            self.activation = None if fused else self.activation
+            self.weight, self.fused = packed_weight(weight), FUSED[""]
+            if name in FUSED and (name or activation is None):
+                self.fused, self.activation = FUSED[name], None
+
+    def __getstate__(self) -> tuple[Tensor, Tensor | None, Function | None]:
+        # what oneDNN has laid out cannot be copied
+        return (self.weight.to_dense() if self.weight.is_mkldnn else self.weight), self.bias, self.given
+
+    def __setstate__(self, state: tuple[Tensor, Tensor | None, Function | None]) -> None:
+        self._lay_out(*state)
 
     def __call__(self, x: Tensor) -> Tensor:
         """Return the outputs of rows, (rows, inputs)."""

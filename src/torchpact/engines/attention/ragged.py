@@ -1,4 +1,4 @@
-"""Which tokens a layer computes, and which tokens each of them attends to: index tensors for ragged batches."""
+"""Which tokens a layer computes, and which tokens each of them attends to: indices for ragged batches."""
 
 from typing import NamedTuple
 
@@ -91,7 +91,8 @@ def select(active: Tensor, real: Tensor | None, cached: bool = False) -> Selecti
         offsets = lengths.cumsum(0) - lengths
     if wanted is None:
         same = rows.numel() == batch * length
-        return Selection(*((None,) * 3 if same else (rows, None, rows)), examples, starts, offsets)
+        some = None if same else rows
+        return Selection(some, None, some, examples, starts, offsets)
     keys = wanted.flatten().nonzero().squeeze(1)
     if keys.numel() == rows.numel():
         return Selection(rows, keys, None, examples, starts, offsets)

@@ -32,7 +32,9 @@ class RowsEngine(Engine):
 
     def concerns(self, spec: BlockSpec | NetworkSpec) -> bool:
         """Whether any step of a block, or a part of it, can skip rows."""
-        return isinstance(spec, BlockSpec) and any(has_gated_execution(step) for step in spec.steps)
+        if not isinstance(spec, BlockSpec) or spec.hooked:
+            return False
+        return any(has_gated_execution(step) for step in spec.steps)
 
     def supports(self, spec: BlockSpec | NetworkSpec, example: CallArgs) -> str | None:
         """Return None if any gated step of the block, or a part of it, can skip rows; else why not.

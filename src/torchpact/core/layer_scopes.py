@@ -1,0 +1,156 @@
+"""Scopes: the calls of modules that are on the way from a network to its runs of layers.
+
+They say whether a layer is called by its network or by itself, and which positions are padding, which only
+the arguments of the network tell.
+"""
+
+import sys
+from collections.abc import Sequence
+from contextvars import ContextVar
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from torchpact.checks import at_least_single
+from torchpact.core.collect import Collectors, active_collectors
+from torchpact.core.layer_run import LayerRun
+from torchpact.core.modes import Mode
+
+
+class Scope(NamedTuple):
+    """A call of a module that is on the way from the network to the layers of runs."""
+
+    hook: "ScopeHook"
+    weights: Tensor | None
+    """How much each position counts, (batch, length), as far as the arguments tell."""
+    crosses: bool
+    """Whether the module attends to another sequence, so that padding outside is not that of its own."""
+    begun: list[Any]
+    """The calls of runs that began here: each has ``run``, and ``ended`` once all layers were called."""
+    learning: bool
+    """Whether gradients were enabled where it was entered."""
+    latest: list[Tensor]
+    """The state that a layer returned last, if a loop travels on it."""
+
+
+_SCOPES: ContextVar[tuple[Scope, ...]] = ContextVar("scopes", default=())
+# what torch.compile traces knows no context variables: layers that are compiled see the scopes of all threads
+_TRACED_SCOPES: list[Scope] = []
+
+
+class ScopeHook:
+    """Hooks of a module on the way to runs of layers: within its calls the runs begin; it looks for padding.
+
+    Args:
+        runs: The runs whose layers are somewhere below the module.
+        mask: The name of the argument that tells padding, and its place among positional arguments; None
+            where the module has none.
+        padding: Whether the mask is true where there is padding, as torch has it, rather than 0.
+
+    """
+
+    def __init__(
+        self, runs: Sequence[LayerRun], mask: tuple[str, int] | None = None, padding: bool = False
+    ) -> None:
+        self.runs, self.mask, self.padding = tuple(runs), mask, padding
+
+    def enter(self, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Begin the scope; a forward pre-hook."""
+        outer = self._outer()
+        weights, crosses = self._weights(args, kwargs), kwargs.get("encoder_hidden_states") is not None
+        if weights is None and outer and outer[-1].crosses == crosses:
+            weights = outer[-1].weights
+        _set_scopes((*outer, Scope(self, weights, crosses, [], torch.is_grad_enabled(), [])))
+
+    def leave(self, _module: nn.Module, _args: tuple[Any, ...], _output: Any) -> None:
+        """End the scope; a forward hook, called after errors too."""
+        scopes, outer = scopes_now(), self._outer()
+        _set_scopes(outer)
+        if torch.compiler.is_compiling() or len(scopes) == len(outer) or sys.exc_info()[0] is not None:
+            return
+        for call in scopes[len(outer)].begun:
+            if not call.ended:
+                raise ValueError(
+                    f"expected all {call.run.max_steps} layers of {call.run.name!r} to be called one after "
+                    "the other, got a call that left some out: leave this run out by where=, or set "
+                    "layerdrop to 0"
+                )
+
+    def _outer(self) -> tuple[Scope, ...]:
+        """Return the scopes around this one, which an interrupted call may have left behind."""
+        scopes = scopes_now()
+        for place, scope in enumerate(scopes):
+            if scope.hook is self:
+                return scopes[:place]
+        return scopes
+
+    def _weights(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:
+        if self.mask is None:
+            return None
+        name, place = self.mask
+        given = kwargs.get(name, args[place] if 0 <= place < len(args) else None)
+        if not isinstance(given, Tensor) or given.dim() != 2:
+            return None
+        return (given == 0) if self.padding else (given != 0)
+
+
+class Entry(NamedTuple):
+    """What is known where a network enters a run of layers."""
+
+    weights: Tensor | None
+    """How much each position counts, of three dimensions; None where all do."""
+    mode: Mode
+    bounds: tuple[float, ...] | None
+    """What logits must exceed in thresholded mode; None is the mode's own threshold."""
+    collectors: Collectors
+
+
+def scope_of(run: LayerRun) -> Scope | None:
+    """Return the innermost scope that a run is below of; None where its layers are called by themselves.
+
+    Args:
+        run: The run.
+
+    """
+    return next((scope for scope in reversed(scopes_now()) if run in scope.hook.runs), None)
+
+
+def entry_of(run: LayerRun, u: Tensor, scope: Scope) -> Entry:
+    """Return what is known where a network enters a run.
+
+    Args:
+        run: The run.
+        u: The state before its first layer.
+        scope: The innermost scope that it is below of.
+
+    """
+    weights = None if scope.weights is None else _fitted(scope.weights, u, run)
+    mode = run.present_mode
+    return Entry(weights, mode, run.bounds_of(mode, None), active_collectors())
+
+
+def scopes_now() -> tuple[Scope, ...]:
+    """Return the scopes that this thread is in, the outermost first."""
+    return tuple(_TRACED_SCOPES) if torch.compiler.is_compiling() else _SCOPES.get()
+
+
+def _set_scopes(scopes: tuple[Scope, ...]) -> None:
+    _TRACED_SCOPES[:] = scopes
+    if not torch.compiler.is_compiling():
+        _SCOPES.set(scopes)
+
+
+def _fitted(weights: Tensor, u: Tensor, run: LayerRun) -> Tensor | None:
+    """Return weights of the positions of a state, given those of all tokens so far; None if they do not fit.
+
+    With a cache the mask covers the tokens before, too; the state has the last ones.
+    """
+    if u.dim() != 3:
+        return None
+    batch, length = u.size(run.batch_dim), u.size(1 - run.batch_dim)
+    surplus = weights.size(1) - length
+    if weights.size(0) != batch or surplus < 0 or (surplus and not run.causal):
+        return None
+    own = at_least_single(weights[:, weights.size(1) - length :].to(u.dtype)).unsqueeze(2)
+    return own.transpose(0, 1) if run.batch_dim else own
