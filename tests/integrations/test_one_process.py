@@ -102,8 +102,10 @@ def test_layers_compiled_one_by_one_halt_as_the_original(states):
     net = adapted()
     wanted = of_encoder(net, states)
     for layer in net.layers:
-        layer.compile(backend="aot_eager")
-    assert apart(of_encoder(net, states), wanted) < 1e-6
+        layer.compile(fullgraph=True, backend="aot_eager")
+    for stance in ("default", "fail_on_recompile"):
+        with torch.compiler.set_stance(stance):
+            assert apart(of_encoder(net, states), wanted) < 1e-6
 
 
 @pytest.mark.usefixtures("_fresh_compiler")
