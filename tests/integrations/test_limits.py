@@ -6,7 +6,9 @@ import pytest
 import torch
 import torch.distributed as dist
 from safetensors import safe_open
+from torch import nn
 from torch.distributed import HashStore  # type: ignore[attr-defined]
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import apply_activation_checkpointing
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.utils.checkpoint import checkpoint
@@ -106,3 +108,15 @@ def test_peft_saves_no_heads(tmp_path):
     model.save_pretrained(tmp_path)
     with safe_open(tmp_path / "adapter_model.safetensors", "pt") as file:
         assert not any("torchpact" in name for name in file.keys())  # noqa: SIM118
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_checkpoint_wrapper_that_is_sharded_fails_in_backward(mesh):
+    """The head is within what is computed again, and asks for it before FSDP2 has gathered the weights."""
+    net = tp.adapt(Encoder(), bias=-1.0)
+    apply_activation_checkpointing(net, check_fn=lambda m: isinstance(m, nn.TransformerEncoderLayer))
+    for layer in net.layers:
+        fully_shard(layer, mesh=mesh)
+    fully_shard(net, mesh=mesh)
+    with pytest.raises(RuntimeError, match=r"mixed torch.Tensor and DTensor"):
+        step(net)

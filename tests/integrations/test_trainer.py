@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 import torchpact as tp
 from tests.integrations.networks import apart, batch, bert
@@ -56,7 +57,9 @@ class Seen(TrainerCallback):
         self.gradients, self.logs = [], []
 
     def on_pre_optimizer_step(self, args, state, control, model, **_):
-        self.gradients.append({name: p.grad.clone() for name, p in model.named_parameters()})
+        self.gradients.append(
+            {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+        )
 
     def on_log(self, args, state, control, logs, **_):
         self.logs.append(dict(logs))
@@ -235,10 +238,41 @@ def test_checkpoints_hold_heads_and_resuming_is_exact(tmp_path):
     assert torch.equal(loaded(**given).logits, whole.model.eval()(**given).logits)
 
 
-def test_the_best_checkpoint_is_loaded_with_its_heads(tmp_path):
+def lora(bias):
+    peft = pytest.importorskip("peft", reason="checkpoints of its networks are tested")
+    net = tp.adapt(bert(), bias=bias)
+    torch.manual_seed(0)
+    model = peft.get_peft_model(net, peft.LoraConfig(task_type="SEQ_CLS", target_modules=["query"]))
+    net.torchpact.requires_grad_(True)
+    return model
+
+
+def trained(model):
+    return {name: p.detach().clone() for name, p in model.named_parameters() if p.requires_grad}
+
+
+def test_resuming_is_exact_where_peft_saves_adapters_only(tmp_path):
+    settings = {"max_steps": 4, "save_steps": 2, "per_device_train_batch_size": 2}
+    whole = trainer(tmp_path, net=lora(-1.0), **settings)
+    whole.train()
+    wanted = trained(whole.model)
+    assert any("torchpact" in name for name in wanted)
+    shutil.rmtree(tmp_path / "checkpoint-4")
+    resumed = trainer(tmp_path, net=lora(-3.0), **settings)
+    resumed.train(resume_from_checkpoint=True)
+    found = trained(resumed.model)
+    assert all(torch.equal(found[name], wanted[name]) for name in wanted)
+    (tmp_path / "checkpoint-2" / "torchpact.safetensors").unlink()
+    with pytest.raises(ValueError, match="expected the heads of this network"):
+        resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
+
+
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_the_best_checkpoint_is_loaded_with_its_heads(tmp_path, wrapped):
     made = trainer(
         tmp_path,
         Rigged,
+        lora(-1.0) if wrapped else None,
         max_steps=3,
         save_steps=1,
         eval_steps=1,
@@ -248,12 +282,16 @@ def test_the_best_checkpoint_is_loaded_with_its_heads(tmp_path):
     )
     made.train()
     assert made.state.best_model_checkpoint.endswith("checkpoint-2")
-    best = tp.from_pretrained(made.state.best_model_checkpoint).state_dict()
-    last = tp.from_pretrained(tmp_path / "checkpoint-3").state_dict()
-    heads = [name for name in best if "torchpact" in name]
+    if wrapped:
+        best, last = (load_file(tmp_path / f"checkpoint-{n}" / "torchpact.safetensors") for n in (2, 3))
+        found = made.model.get_base_model().torchpact.state_dict()
+    else:
+        best, last = (tp.from_pretrained(tmp_path / f"checkpoint-{n}").state_dict() for n in (2, 3))
+        found = made.model.state_dict()
+    heads = [name for name in best if "heads" in name]
     assert heads
     assert not any(torch.equal(best[name], last[name]) for name in heads)
-    assert all(torch.equal(made.model.state_dict()[name], best[name]) for name in best)
+    assert all(torch.equal(found[name], best[name]) for name in best)
 
 
 class Rigged(AdaptiveTrainer):

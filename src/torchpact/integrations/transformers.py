@@ -6,7 +6,8 @@ With ``PonderMixin`` that is one line::
         tau = 0.01
 
 Training is relaxed and evaluation thresholded, since the Trainer calls ``train()`` and ``eval()``.
-Checkpoints hold the heads, and :func:`~torchpact.from_pretrained` loads them.
+Checkpoints hold the heads, and :func:`~torchpact.from_pretrained` loads them. Of a network that peft wraps
+they hold the adapters; there the heads go into a file beside them, which is read when training resumes.
 
 How the Trainer scales a loss (transformers 5.23): where the model takes ``num_items_in_batch``, the number of
 labels other than −100 in all micro-batches of an optimizer step, a loss is expected to be the *sum* over a
@@ -17,14 +18,19 @@ models take the number and return a mean, see :func:`ignores_item_count`.
 """
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers.trainer_utils import get_last_checkpoint
 
 import torchpact as tp
 from torchpact import Ponders
+from torchpact.adapt.adapting import adaptation_of
+from torchpact.adapt.saving import HEADS
 
 Tau = float | Tensor
 
@@ -186,6 +192,46 @@ class PonderCallback(TrainerCallback):
         if state.log_history:
             state.log_history[-1].update(added)
 
+    def on_save(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        model: nn.Module | None = None,
+        **_: Any,
+    ) -> None:
+        """Write the heads of a network that peft wraps into its checkpoint."""
+        if model is not None and state.is_world_process_zero and _saves_adapters_only(model):
+            heads = {
+                name: value.detach().contiguous() for name, value in adaptation_of(model).state_dict().items()
+            }
+            save_file(heads, Path(args.output_dir) / f"checkpoint-{state.global_step}" / HEADS)
+
+    def on_train_end(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        model: nn.Module | None = None,
+        **_: Any,
+    ) -> None:
+        """Load the heads of the best checkpoint, where the Trainer has loaded the adapters of peft."""
+        best = state.best_model_checkpoint
+        if model is not None and args.load_best_model_at_end and best and _saves_adapters_only(model):
+            _load_heads(model, best)
+
+
+def _saves_adapters_only(model: nn.Module) -> bool:
+    """Whether a network is wrapped by peft, whose checkpoints leave the heads out."""
+    return hasattr(model, "get_base_model")
+
+
+def _load_heads(model: nn.Module, folder: str) -> None:
+    file = Path(folder) / HEADS
+    if not file.is_file():
+        raise ValueError(f"expected the heads of this network in {file}, beside the adapters of peft")
+    adaptation_of(model).load_state_dict(load_file(file))
+
 
 class PonderMixin:
     """Makes a ``Trainer`` minimise −log p + τ·N and log what the blocks did; a base class before ``Trainer``.
@@ -208,6 +254,16 @@ class PonderMixin:
         super().__init__(*args, **kwargs)
         PonderCallback.of(self)
         self._means_told = False
+
+    def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
+        """Train, as ``Trainer.train`` does; resumed with the heads of the checkpoint."""
+        trainer: Any = self
+        if resume_from_checkpoint and _saves_adapters_only(trainer.model):
+            last = resume_from_checkpoint
+            folder = get_last_checkpoint(trainer.args.output_dir) if last is True else str(last)
+            if folder is not None:  # otherwise the Trainer says so
+                _load_heads(trainer.model, folder)
+        return super().train(resume_from_checkpoint, *args, **kwargs)  # type: ignore[misc]
 
     def compute_loss(
         self,
