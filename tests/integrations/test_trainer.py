@@ -303,6 +303,7 @@ class Rigged(AdaptiveTrainer):
         return output
 
 
+@pytest.mark.slow
 def test_importing_torchpact_imports_no_transformers():
     code = "import sys, torchpact; sys.exit('transformers' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
