@@ -9,6 +9,7 @@ from torch.multiprocessing.spawn import spawn
 from tests.integrations.processes import WORLD, compare
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not dist.is_gloo_available(), reason="processes on a CPU talk by gloo")
 def test_ddp_and_fsdp2_have_the_gradients_of_one_process():
     with socket.socket() as free:

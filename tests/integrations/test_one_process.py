@@ -102,8 +102,10 @@ def test_layers_compiled_one_by_one_halt_as_the_original(states):
     net = adapted()
     wanted = of_encoder(net, states)
     for layer in net.layers:
-        layer.compile(backend="aot_eager")
-    assert apart(of_encoder(net, states), wanted) < 1e-6
+        layer.compile(fullgraph=True, backend="aot_eager")
+    for stance in ("default", "fail_on_recompile"):
+        with torch.compiler.set_stance(stance):
+            assert apart(of_encoder(net, states), wanted) < 1e-6
 
 
 @pytest.mark.usefixtures("_fresh_compiler")
@@ -119,3 +121,13 @@ def test_a_compiled_network_is_thresholded_in_evaluation(states):
         found.append((output, ponders[0].steps))
     torch.testing.assert_close(found[0], found[1])
     assert found[0][1].float().std() > 0
+
+
+def test_an_objective_without_a_price_is_refused_where_nothing_was_collected(states):
+    net = adapted()
+    with tp.collect(net) as ponders:
+        pass
+    loss = net(states).square().mean()
+    with pytest.raises(ValueError, match="call the network within"):
+        tp.map_loss(loss, ponders, tau=0.1)
+    assert tp.map_loss(loss, [], tau=0.1) == loss  # a network without blocks

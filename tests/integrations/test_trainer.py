@@ -1,17 +1,29 @@
 """The Trainer of transformers with adapted networks: gradients, logs, evaluation, checkpoints."""
 
 import shutil
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 import torchpact as tp
 from tests.integrations.networks import apart, batch, bert
 
-transformers = pytest.importorskip("transformers", reason="its Trainer is what is tested")
+pytest.importorskip("transformers", reason="its Trainer is what is tested")
 pytest.importorskip("accelerate", reason="the Trainer of transformers needs it")
 
-from torchpact.integrations.transformers import (  # noqa: E402
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    Trainer,
+    TrainerCallback,
+    TrainingArguments,
+)
+
+from torchpact.integrations.transformers import (
     PonderCallback,
     PonderMixin,
     ignores_item_count,
@@ -21,11 +33,11 @@ from torchpact.integrations.transformers import (  # noqa: E402
 TAU = 0.1
 
 
-class AdaptiveTrainer(PonderMixin, transformers.Trainer):
+class AdaptiveTrainer(PonderMixin, Trainer):
     tau = TAU
 
 
-class OwnLoss(transformers.Trainer):
+class OwnLoss(Trainer):
     """With a mean as its loss, as documented."""
 
     loss_is_scaled_for_ga = False
@@ -38,14 +50,16 @@ class OwnLoss(transformers.Trainer):
         return (loss, outputs) if return_outputs else loss
 
 
-class Seen(transformers.TrainerCallback):
+class Seen(TrainerCallback):
     """Keeps the gradients of every step, and the logs as a reporter sees them."""
 
     def __init__(self):
         self.gradients, self.logs = [], []
 
     def on_pre_optimizer_step(self, args, state, control, model, **_):
-        self.gradients.append({name: p.grad.clone() for name, p in model.named_parameters()})
+        self.gradients.append(
+            {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+        )
 
     def on_log(self, args, state, control, logs, **_):
         self.logs.append(dict(logs))
@@ -53,7 +67,7 @@ class Seen(transformers.TrainerCallback):
 
 def llama():
     torch.manual_seed(0)
-    config = transformers.LlamaConfig(
+    config = LlamaConfig(
         vocab_size=50,
         hidden_size=32,
         num_hidden_layers=3,
@@ -61,7 +75,7 @@ def llama():
         intermediate_size=64,
         max_position_embeddings=32,
     )
-    return transformers.LlamaForCausalLM(config)
+    return LlamaForCausalLM(config)
 
 
 def examples(count=8, causal=False):
@@ -77,7 +91,7 @@ def examples(count=8, causal=False):
 
 def trainer(folder, kind=AdaptiveTrainer, net=None, data=None, **settings):
     settings = {"learning_rate": 1e-2, "max_grad_norm": 0.0, "logging_steps": 1, "max_steps": 1} | settings
-    arguments = transformers.TrainingArguments(
+    arguments = TrainingArguments(
         output_dir=str(folder),
         use_cpu=True,
         report_to=[],
@@ -130,14 +144,37 @@ def test_accumulated_gradients_are_those_of_the_whole_batch(tmp_path, kind, caus
 
 
 def test_models_that_take_the_count_of_items_and_return_a_mean_are_told():
-    assert ignores_item_count(bert())
-    assert not ignores_item_count(llama())
     given = batch()
+    assert ignores_item_count(bert(), given)
     means = [bert()(**given, num_items_in_batch=count).loss for count in (8, 800)]
     assert torch.equal(*means)
     given["labels"] = given["input_ids"]
+    assert not ignores_item_count(llama(), given)
     few, many = (llama()(**given, num_items_in_batch=count).loss for count in (8, 800))
     torch.testing.assert_close(few, 100 * many)
+
+
+def test_asking_leaves_a_network_and_the_noise_as_they_were():
+    net = tp.adapt(bert()).train()
+    net.bert.embeddings.eval()
+    before = torch.get_rng_state()
+    ignores_item_count(net, batch())
+    assert net.training
+    assert not net.bert.embeddings.training
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.slow
+def test_two_processes_that_accumulate_have_the_gradients_of_the_whole_batch():
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    done = subprocess.run(
+        [*launcher, "-m", "tests.integrations.trainer_processes"],
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
 
 
 def test_evaluation_is_thresholded_and_its_loss_is_the_objective(tmp_path):
@@ -201,10 +238,41 @@ def test_checkpoints_hold_heads_and_resuming_is_exact(tmp_path):
     assert torch.equal(loaded(**given).logits, whole.model.eval()(**given).logits)
 
 
-def test_the_best_checkpoint_is_loaded_with_its_heads(tmp_path):
+def lora(bias):
+    peft = pytest.importorskip("peft", reason="checkpoints of its networks are tested")
+    net = tp.adapt(bert(), bias=bias)
+    torch.manual_seed(0)
+    model = peft.get_peft_model(net, peft.LoraConfig(task_type="SEQ_CLS", target_modules=["query"]))
+    net.torchpact.requires_grad_(True)
+    return model
+
+
+def trained(model):
+    return {name: p.detach().clone() for name, p in model.named_parameters() if p.requires_grad}
+
+
+def test_resuming_is_exact_where_peft_saves_adapters_only(tmp_path):
+    settings = {"max_steps": 4, "save_steps": 2, "per_device_train_batch_size": 2}
+    whole = trainer(tmp_path, net=lora(-1.0), **settings)
+    whole.train()
+    wanted = trained(whole.model)
+    assert any("torchpact" in name for name in wanted)
+    shutil.rmtree(tmp_path / "checkpoint-4")
+    resumed = trainer(tmp_path, net=lora(-3.0), **settings)
+    resumed.train(resume_from_checkpoint=True)
+    found = trained(resumed.model)
+    assert all(torch.equal(found[name], wanted[name]) for name in wanted)
+    (tmp_path / "checkpoint-2" / "torchpact.safetensors").unlink()
+    with pytest.raises(ValueError, match="expected the heads of this network"):
+        resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
+
+
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_the_best_checkpoint_is_loaded_with_its_heads(tmp_path, wrapped):
     made = trainer(
         tmp_path,
         Rigged,
+        lora(-1.0) if wrapped else None,
         max_steps=3,
         save_steps=1,
         eval_steps=1,
@@ -214,12 +282,16 @@ def test_the_best_checkpoint_is_loaded_with_its_heads(tmp_path):
     )
     made.train()
     assert made.state.best_model_checkpoint.endswith("checkpoint-2")
-    best = tp.from_pretrained(made.state.best_model_checkpoint).state_dict()
-    last = tp.from_pretrained(tmp_path / "checkpoint-3").state_dict()
-    heads = [name for name in best if "torchpact" in name]
+    if wrapped:
+        best, last = (load_file(tmp_path / f"checkpoint-{n}" / "torchpact.safetensors") for n in (2, 3))
+        found = made.model.get_base_model().torchpact.state_dict()
+    else:
+        best, last = (tp.from_pretrained(tmp_path / f"checkpoint-{n}").state_dict() for n in (2, 3))
+        found = made.model.state_dict()
+    heads = [name for name in best if "heads" in name]
     assert heads
     assert not any(torch.equal(best[name], last[name]) for name in heads)
-    assert all(torch.equal(made.model.state_dict()[name], best[name]) for name in best)
+    assert all(torch.equal(found[name], best[name]) for name in best)
 
 
 class Rigged(AdaptiveTrainer):
@@ -231,9 +303,7 @@ class Rigged(AdaptiveTrainer):
         return output
 
 
+@pytest.mark.slow
 def test_importing_torchpact_imports_no_transformers():
-    import subprocess
-    import sys
-
     code = "import sys, torchpact; sys.exit('transformers' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0

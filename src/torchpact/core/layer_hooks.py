@@ -179,7 +179,8 @@ class LayerHook:
             )
         raise ValueError(
             f"expected the layers of {self.run.name!r} to be computed again with the states they had, got "
-            "copies: pass use_reentrant=False to activation checkpointing"
+            "copies: under FSDP2 checkpoint within the layer's forward; otherwise pass use_reentrant=False "
+            "to activation checkpointing"
         )
 
     def _on(self, before: Tensor, scope: Scope | None) -> _Carried | None:

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from torchpact.checks import check_number, readable
+from torchpact.core.collect import Ponders
 from torchpact.core.halting import log_stick_breaking
 from torchpact.core.ponder import Ponder, mean_over_positions
 from torchpact.core.priors import TruncatedGeometric
@@ -151,6 +152,11 @@ def _check(nll: Tensor, ponders: Any, scalar: bool = False) -> tuple[Tensor, lis
         if isinstance(nll, Tensor) and nll.dim() > 1:
             given += ": average over positions first"
         raise ValueError(f"expected one nll per example, as from reduction='none'; got {given}")
+    if isinstance(ponders, Ponders) and not ponders:
+        raise ValueError(
+            "expected the ponders of at least one call, got none: call the network within "
+            "`with tp.collect(net) as ponders:`"
+        )
     blocks = [ponders] if isinstance(ponders, Ponder) else list(ponders)
     for ponder in blocks:
         if not isinstance(ponder, Ponder):

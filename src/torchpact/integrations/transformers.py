@@ -6,7 +6,8 @@ With ``PonderMixin`` that is one line::
         tau = 0.01
 
 Training is relaxed and evaluation thresholded, since the Trainer calls ``train()`` and ``eval()``.
-Checkpoints hold the heads, and :func:`~torchpact.from_pretrained` loads them.
+Checkpoints hold the heads, and :func:`~torchpact.from_pretrained` loads them. Of a network that peft wraps
+they hold the adapters; there the heads go into a file beside them, which is read when training resumes.
 
 How the Trainer scales a loss (transformers 5.23): where the model takes ``num_items_in_batch``, the number of
 labels other than −100 in all micro-batches of an optimizer step, a loss is expected to be the *sum* over a
@@ -16,15 +17,20 @@ micro-batches. A price is a mean over examples: :func:`price_scale` tells what t
 models take the number and return a mean, see :func:`ignores_item_count`.
 """
 
-import inspect
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers.trainer_utils import get_last_checkpoint
 
 import torchpact as tp
 from torchpact import Ponders
+from torchpact.adapt.adapting import adaptation_of
+from torchpact.adapt.saving import HEADS
 
 Tau = float | Tensor
 
@@ -61,29 +67,44 @@ def price_scale(trainer: Trainer, num_items_in_batch: Tensor | int | None = None
     return 1 / int(trainer.current_gradient_accumulation_steps) if scaled else 1.0
 
 
-def ignores_item_count(model: nn.Module) -> bool:
+def ignores_item_count(model: nn.Module, batch: Mapping[str, Any]) -> bool:
     """Return whether a network takes ``num_items_in_batch`` and returns a mean all the same.
 
-    Classifiers of BERT, RoBERTa, DistilBERT and others that compute their loss by themselves do (transformers
-    5.23). The Trainer does not divide such a loss by the micro-batches of an optimizer step, and multiplies
-    it by the number of processes, so that a price beside it weighs too little. For them set
-    ``loss_is_scaled_for_ga = False`` in the Trainer, and leave ``num_items_in_batch`` out of the call of its
-    ``compute_loss``, as :class:`PonderMixin` does.
+    Classifiers of BERT, RoBERTa, DistilBERT, Llama and others do (transformers 5.23). The Trainer does not
+    divide such a loss by the micro-batches of an optimizer step, and multiplies it by the number of
+    processes, so that a price beside it weighs too little. For them set ``loss_is_scaled_for_ga = False`` in
+    the Trainer, and leave ``num_items_in_batch`` out of the call of its ``compute_loss``, as
+    :class:`PonderMixin` does.
 
     Args:
-        model: A network of Hugging Face's, which may be wrapped by peft.
+        model: A network of Hugging Face's, which may be wrapped. It is called twice, in evaluation.
+        batch: What it is called with, labels included.
 
     Example:
         >>> from transformers import BertConfig, BertForSequenceClassification
         >>> sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "vocab_size": 10}
-        >>> ignores_item_count(BertForSequenceClassification(BertConfig(**sizes)))
+        >>> net = BertForSequenceClassification(BertConfig(**sizes))
+        >>> ignores_item_count(net, {"input_ids": torch.ones(2, 3).long(), "labels": torch.tensor([0, 1])})
         True
 
     """
-    base = getattr(model, "get_base_model", None)
-    forward = inspect.unwrap(type(model if base is None else base()).forward)
-    takes = any(each.kind is each.VAR_KEYWORD for each in inspect.signature(forward).parameters.values())
-    return takes and "loss_function" not in forward.__code__.co_names
+    training = [(module, module.training) for module in model.modules()]
+    losses = []
+    model.eval()
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            for count in (1, 2):
+                found = model(**batch, num_items_in_batch=torch.tensor(count, device=_device(batch)))
+                losses.append(float(found["loss"] if isinstance(found, dict) else found[0]))
+    finally:
+        for module, before in training:
+            module.training = before
+    one, half = losses
+    return abs(half - one) < abs(one) / 4
+
+
+def _device(batch: Mapping[str, Any]) -> torch.device | None:
+    return next((each.device for each in batch.values() if isinstance(each, Tensor)), None)
 
 
 class _Sums:
@@ -171,6 +192,46 @@ class PonderCallback(TrainerCallback):
         if state.log_history:
             state.log_history[-1].update(added)
 
+    def on_save(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        model: nn.Module | None = None,
+        **_: Any,
+    ) -> None:
+        """Write the heads of a network that peft wraps into its checkpoint."""
+        if model is not None and state.is_world_process_zero and _saves_adapters_only(model):
+            heads = {
+                name: value.detach().contiguous() for name, value in adaptation_of(model).state_dict().items()
+            }
+            save_file(heads, Path(args.output_dir) / f"checkpoint-{state.global_step}" / HEADS)
+
+    def on_train_end(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        model: nn.Module | None = None,
+        **_: Any,
+    ) -> None:
+        """Load the heads of the best checkpoint, where the Trainer has loaded the adapters of peft."""
+        best = state.best_model_checkpoint
+        if model is not None and args.load_best_model_at_end and best and _saves_adapters_only(model):
+            _load_heads(model, best)
+
+
+def _saves_adapters_only(model: nn.Module) -> bool:
+    """Whether a network is wrapped by peft, whose checkpoints leave the heads out."""
+    return hasattr(model, "get_base_model")
+
+
+def _load_heads(model: nn.Module, folder: str) -> None:
+    file = Path(folder) / HEADS
+    if not file.is_file():
+        raise ValueError(f"expected the heads of this network in {file}, beside the adapters of peft")
+    adaptation_of(model).load_state_dict(load_file(file))
+
 
 class PonderMixin:
     """Makes a ``Trainer`` minimise −log p + τ·N and log what the blocks did; a base class before ``Trainer``.
@@ -191,11 +252,18 @@ class PonderMixin:
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        PonderCallback.of(self)
+        self._means_told = False
+
+    def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
+        """Train, as ``Trainer.train`` does; resumed with the heads of the checkpoint."""
         trainer: Any = self
-        own = trainer.compute_loss_func is None and trainer.label_smoother is None
-        if trainer.loss_is_scaled_for_ga is None and own and ignores_item_count(trainer.model):
-            trainer.loss_is_scaled_for_ga = False
-        PonderCallback.of(trainer)
+        if resume_from_checkpoint and _saves_adapters_only(trainer.model):
+            last = resume_from_checkpoint
+            folder = get_last_checkpoint(trainer.args.output_dir) if last is True else str(last)
+            if folder is not None:  # otherwise the Trainer says so
+                _load_heads(trainer.model, folder)
+        return super().train(resume_from_checkpoint, *args, **kwargs)  # type: ignore[misc]
 
     def compute_loss(
         self,
@@ -206,6 +274,8 @@ class PonderMixin:
     ) -> Any:
         """Return the objective, as ``Trainer.compute_loss`` does its loss."""
         trainer: Any = self
+        if not self._means_told and num_items_in_batch is not None:
+            self._tell_means(trainer, model, inputs)
         if trainer.loss_is_scaled_for_ga is False:
             num_items_in_batch = None  # a mean
         scale = price_scale(trainer, num_items_in_batch)
@@ -216,3 +286,14 @@ class PonderMixin:
         PonderCallback.of(trainer).add(ponders)
         loss = tp.map_loss(loss, ponders, self.tau * scale)
         return (loss, outputs) if return_outputs else loss
+
+    def _tell_means(self, trainer: Any, model: nn.Module, inputs: dict[str, Any]) -> None:
+        """Let the Trainer know, once, of a network whose loss is a mean though it takes the count."""
+        self._means_told = True
+        several = trainer.args.gradient_accumulation_steps * trainer.args.world_size > 1
+        known = trainer.loss_is_scaled_for_ga is not None
+        other = trainer.compute_loss_func is not None or trainer.label_smoother is not None
+        if several and trainer.model_accepts_loss_kwargs and not known and not other:
+            with trainer.compute_loss_context_manager():
+                if ignores_item_count(model, inputs):
+                    trainer.loss_is_scaled_for_ga = False
