@@ -107,7 +107,7 @@ def test_the_record_tells_names_kinds_and_widths(tmp_path):
     tp.save_pretrained(tp.adapt(BERT.build(), per="example"), tmp_path)
     record = json.loads((tmp_path / "torchpact.json").read_text())
     assert record["adapt"]["runs"] == [
-        {"name": "bert.encoder.layer", "layers": 4, "per": "example", "width": 16}
+        {"name": "bert.encoder.layer", "layers": 4, "per": "example", "width": 16, "is_map": False}
     ]
 
 

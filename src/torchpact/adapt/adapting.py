@@ -1,7 +1,7 @@
 """adapt: a network whose layers halt, made in place of one that runs all of them; and back again."""
 
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,10 +13,10 @@ from torchpact.adapt.config import AdaptConfig, RunConfig
 from torchpact.adapt.find import FoundRun, Refusal, Where, find_runs
 from torchpact.adapt.initial_bias import bias_within, check_call
 from torchpact.adapt.network import inner_network
+from torchpact.adapt.refusals import check_found, check_plain
 from torchpact.adapt.width import StateKind, state_kind
 from torchpact.checks import check_number
-from torchpact.core.call_args import call_args
-from torchpact.core.halting_module import halting_modules
+from torchpact.core.call_args import CallArgs, call_args
 from torchpact.core.layer_run import LayerRun, Per
 from torchpact.nn.halting_heads import ExampleHead, PixelHead, TokenHead
 
@@ -71,6 +71,7 @@ def adapt(
     example: Any = None,
     frozen: bool = False,
     tolerance: float = 0.02,
+    record: Sequence[RunConfig] = (),
 ) -> Any:
     """Make a network adaptive, in place: its layers get halting heads, and hooks that drive a halting loop.
 
@@ -97,6 +98,8 @@ def adapt(
         frozen: Whether the heads alone are trained.
         tolerance: The relative difference ‖relaxed − original‖ / ‖original‖ of the output that is allowed at
             the start.
+        record: What an earlier ``AdaptConfig`` says of the runs; with it layers of no known family need no
+            ``example`` to tell the width of their state.
 
     Returns:
         ``net`` itself.
@@ -116,19 +119,26 @@ def adapt(
 
     """
     root = inner_network(net)
-    _check_plain(root)
+    if isinstance(getattr(root, NAME, None), Adaptation):
+        raise ValueError("expected a network that is not adaptive yet, got an adapted one: tp.unadapt first")
+    check_plain(root, NAME)
     check_number("tolerance", tolerance, 0, 1, open_low=True)
     start = BIAS if bias is None else check_number("bias", bias, open_low=True, open_high=True)
     found, refused = find_runs(root, where)
-    _check_found(root, found, refused, where)
+    check_found(root, found, refused, where)
     given = None if example is None else call_args(example)
+    kinds, unknown = _kinds(root, found, given, {run.name: run for run in record})
+    if unknown and (where is not None or not kinds):
+        raise ValueError(unknown[0].reason)
+    refused += unknown
+    found = [each for each in found if each.name in kinds]
     runs, configs = [], []
     for each in found:
-        kind = state_kind(root, each, given)
+        kind = kinds[each.name]
         decides = _per(root, each, kind.is_map, per)
         run = _run(root, each, kind, decides, start, heads)
         runs.append(run.train(root.training))
-        configs.append(RunConfig(each.name, len(each.layers), decides, kind.width))
+        configs.append(RunConfig(each.name, len(each.layers), decides, kind.width, kind.is_map))
     name = "linear" if heads is None else getattr(heads, "__qualname__", type(heads).__name__)
     config = AdaptConfig(tuple(configs), start, name, frozen)
     trained = frozenset(name for name, p in root.named_parameters() if frozen and p.requires_grad)
@@ -223,6 +233,22 @@ def _record(net: nn.Module, config: AdaptConfig) -> None:
         setattr(own, NAME, json.loads(config.to_json()))
 
 
+def _kinds(
+    net: nn.Module, found: list[FoundRun], example: CallArgs | None, record: Mapping[str, RunConfig]
+) -> tuple[dict[str, StateKind], list[Refusal]]:
+    """Return the kinds of the states of runs by their names, and the runs of which it cannot be told."""
+    kinds, unknown = {}, []
+    for run in found:
+        if run.family is None and run.name in record:
+            kinds[run.name] = StateKind(record[run.name].width, record[run.name].is_map)
+            continue
+        try:
+            kinds[run.name] = state_kind(net, run, example)
+        except ValueError as error:
+            unknown.append(Refusal(run.name, str(error)))
+    return kinds, unknown
+
+
 def _run(
     net: nn.Module, found: FoundRun, kind: StateKind, per: Per, bias: float, heads: Heads | None
 ) -> LayerRun:
@@ -241,6 +267,8 @@ def _run(
         per=per,
         batch_dim=batch_dim,
         causal=_is_decoder(net, found),
+        width=kind.width,
+        is_map=kind.is_map,
     )
 
 
@@ -306,40 +334,3 @@ def _head(
     like = next((p for p in layer.parameters() if p.is_floating_point()), torch.empty(0))
     known = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
     return head.to(device=like.device, dtype=like.dtype if like.dtype in known else None)
-
-
-def _check_plain(net: nn.Module) -> None:
-    """Refuse networks that cannot be made adaptive as a whole."""
-    if isinstance(net, nn.ModuleList | nn.ModuleDict):
-        raise TypeError(f"expected a network that is called, got a {type(net).__name__}: adapt what holds it")
-    if isinstance(getattr(net, NAME, None), Adaptation):
-        raise ValueError("expected a network that is not adaptive yet, got an adapted one: tp.unadapt first")
-    if hasattr(net, NAME):
-        raise ValueError(f"expected a network without an attribute {NAME!r}, which heads would be under")
-    for name in halting_modules(net):
-        raise ValueError(f"expected a network without adaptive blocks, got {name!r}")
-
-
-def _check_found(net: nn.Module, found: list[FoundRun], refused: list[Refusal], where: Where) -> None:
-    """Refuse to go on without all runs that are wanted."""
-    names: list[str] = [where] if isinstance(where, str) else []
-    if not (where is None or callable(where) or isinstance(where, str)):
-        names = [*where]
-    reasons = {each.name: each.reason for each in refused}
-    missing = [name for name in names if name not in [run.name for run in found]]
-    looked = "a list of two or more layers of one class"
-    if missing and missing[0] in reasons:
-        raise ValueError(f"{missing[0]!r}: {reasons[missing[0]]}")
-    if missing:
-        runs, others = find_runs(net)
-        known = ", ".join(map(repr, [*(run.name for run in runs), *(each.name for each in others)])) or "none"
-        raise ValueError(f"expected {looked} under where={missing[0]!r}; the network has {known}")
-    if not found and refused:
-        raise ValueError(
-            f"expected {looked} in {type(net).__name__}; {refused[0].name!r}: {refused[0].reason}"
-        )
-    if not found:
-        raise ValueError(
-            f"expected {looked}, each of which passes a hidden state on, in a {type(net).__name__}: "
-            "tp.AdaptiveBlock makes steps of your own adaptive"
-        )

@@ -21,6 +21,8 @@ class RunConfig:
     """For what it decides: "token", "example" or "pixel"."""
     width: int
     """The features of its state."""
+    is_map: bool = False
+    """Whether its state is a map (batch, channels, height, width)."""
 
 
 @dataclass(frozen=True)
@@ -81,4 +83,6 @@ def _run(given: Any) -> RunConfig:
     wrong = [name for name, kind in kinds.items() if not isinstance(given.get(name), kind)]
     if wrong:
         raise ValueError(f"expected a run of an AdaptConfig with {wrong[0]!r}, got {dict(given)!r:.80}")
-    return RunConfig(**{each.name: given[each.name] for each in fields(RunConfig)})
+    if not isinstance(given.get("is_map", False), bool):
+        raise ValueError(f"expected 'is_map' of a run to be true or false, got {given['is_map']!r:.40}")
+    return RunConfig(**{each.name: given[each.name] for each in fields(RunConfig) if each.name in given})

@@ -15,6 +15,9 @@ from torchpact.core.layer_scopes import ScopeHook
 MASKS = {"attention_mask": False, "src_key_padding_mask": True}
 """The arguments that tell padding, and whether they are true where it is."""
 
+OTHER_INPUTS = ("pixel_values", "pixel_values_videos", "input_features", "input_values")
+"""What encoders of images and sounds take first: padding of a text beside them is not theirs."""
+
 
 def install(net: nn.Module, pairs: Iterable[tuple[FoundRun, LayerRun]]) -> None:
     """Register the hooks of runs: one on each layer, and two on each module from the network to them.
@@ -36,8 +39,10 @@ def install(net: nn.Module, pairs: Iterable[tuple[FoundRun, LayerRun]]) -> None:
             hook = LayerHook(run, None if repeated else index)
             layer.register_forward_hook(hook, prepend=True, with_kwargs=True)
     for module, runs in above.values():
-        mask, place = _mask_of(module)
-        scope = ScopeHook(runs, None if mask is None else (mask, place), MASKS.get(mask or "", False))
+        names = _arguments(module)
+        mask = next(((name, names.index(name)) for name in MASKS if name in names), None)
+        padding = mask is not None and MASKS[mask[0]]
+        scope = ScopeHook(runs, mask, padding, inherits=names[:1] not in [[name] for name in OTHER_INPUTS])
         module.register_forward_pre_hook(scope.enter, prepend=True, with_kwargs=True)
         module.register_forward_hook(scope.leave, always_call=True)
 
@@ -87,10 +92,9 @@ def is_ours(hook: Any) -> bool:
     return isinstance(hook, LayerHook | FrozenNorm) or isinstance(getattr(hook, "__self__", None), ScopeHook)
 
 
-def _mask_of(module: nn.Module) -> tuple[str | None, int]:
-    """Return the name of the argument of a module that tells padding, and its place; None if it has none."""
+def _arguments(module: nn.Module) -> list[str]:
+    """Return the names of the arguments of a module; none if they cannot be told."""
     try:
-        names = [*inspect.signature(module.forward).parameters]
+        return [*inspect.signature(module.forward).parameters]
     except (TypeError, ValueError):
-        return None, -1
-    return next(((name, names.index(name)) for name in MASKS if name in names), (None, -1))
+        return []

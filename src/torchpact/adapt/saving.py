@@ -180,7 +180,8 @@ def _adapted(net: Any, config: AdaptConfig, heads: Heads | None, file: Path) -> 
     names, pers = [run.name for run in config.runs], {run.per for run in config.runs}
     per = pers.pop() if len(pers) == 1 else None
     try:
-        adapt(net, where=names, per=per, heads=heads, bias=config.bias, frozen=config.frozen)  # type: ignore[arg-type]
+        settings: dict[str, Any] = {"where": names, "per": per, "bias": config.bias, "frozen": config.frozen}
+        adapt(net, heads=heads, record=config.runs, **settings)
     except (TypeError, ValueError) as error:
         raise ValueError(f"expected a record of this network in {file}: {one_line(error)}") from None
     found = adaptation_of(inner_network(net)).config

@@ -1,5 +1,6 @@
 """The hidden state of a run of layers: how wide it is, and whether it is a map of pixels."""
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import torch
@@ -35,18 +36,36 @@ def state_kind(net: nn.Module, run: FoundRun, example: CallArgs | None) -> State
         return StateKind(run.family.width(layer), "pixel" in run.family.per)
     if example is not None:
         return _seen(net, run, example)
-    norms = [m for m in layer.modules() if isinstance(m, nn.LayerNorm | nn.RMSNorm)]
+    # norms of heads, of queries and keys, are further down
+    sizes = _normalised(layer.children()) or _normalised(layer.modules())
     convolutions = [m for m in layer.modules() if isinstance(m, nn.Conv2d)]
-    sizes = {int(norm.normalized_shape[-1]) for norm in norms}
     channels = {size for m in convolutions for size in (m.in_channels, m.out_channels)}
     if len(sizes) == 1 and not convolutions:
         return StateKind(sizes.pop(), is_map=False)
-    if len(channels) == 1 and not norms:
+    if len(channels) == 1 and not sizes:
         return StateKind(channels.pop(), is_map=True)
     raise ValueError(
         f"expected layers that tell the width of their state in {run.name!r}, got {type(layer).__name__}, of "
         "which nothing is known: pass example="
     )
+
+
+def _normalised(modules: Iterable[nn.Module]) -> set[int]:
+    """Return the sizes of what layer norms and RMS norms among modules normalise, by whatever package.
+
+    >>> _normalised([nn.LayerNorm(8), nn.BatchNorm1d(4), nn.Linear(3, 3)])
+    {8}
+    """
+    sizes = set()
+    for module in modules:
+        if isinstance(module, nn.LayerNorm | nn.RMSNorm):
+            sizes.add(int(module.normalized_shape[-1]))
+            continue
+        shapes = {tuple(parameter.shape) for parameter in module.parameters()}
+        named = type(module).__name__.endswith(("LayerNorm", "RMSNorm"))
+        if named and len(shapes) == 1 and len(shape := shapes.pop()) == 1:
+            sizes.add(shape[0])
+    return sizes
 
 
 def _seen(net: nn.Module, run: FoundRun, example: CallArgs) -> StateKind:

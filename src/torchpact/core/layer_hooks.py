@@ -133,6 +133,8 @@ class LayerHook:
         if index:
             self._check(carried, before, after, (*args, *kwargs.values()))
             before = before.to(after.dtype)  # under autocast
+        else:
+            run.check_state(after)
 
         def head(u: State) -> Tensor:
             assert isinstance(u, Tensor)

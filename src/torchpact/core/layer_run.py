@@ -32,6 +32,8 @@ class LayerRun(HaltingModule):
         causal: Whether tokens see those before them only, as in decoders, so that a call with a cache has the
             last tokens of a sequence.
         price: What a layer costs, relative to those of other runs.
+        width: The features of the hidden state, which are checked in every call; None if they are not known.
+        is_map: Whether the state is a map, whose features are its channels.
 
     """
 
@@ -48,11 +50,14 @@ class LayerRun(HaltingModule):
         batch_dim: int = 0,
         causal: bool = False,
         price: float = 1.0,
+        width: int | None = None,
+        is_map: bool = False,
     ) -> None:
         super().__init__(len(layers), None, name, price)
         self.heads = nn.ModuleList(heads)
         self.per, self.batch_dim, self.causal = per, batch_dim, causal
         self.layer_names = tuple(layer_names)
+        self.width, self.is_map = width, is_map
         self.__dict__["layers"] = tuple(layers)  # they are submodules of the network, not of this
         self.enabled = True
 
@@ -68,6 +73,24 @@ class LayerRun(HaltingModule):
         """Return the settings for ``print``."""
         mode = "train(): relaxed, eval(): thresholded" if self.mode is None else f"{self.mode}"
         return f"{self.name!r}, {self.max_steps} layers, per {self.per}, mode={mode}"
+
+    def check_state(self, u: Tensor) -> None:
+        """Refuse a state that heads were not made for.
+
+        Args:
+            u: The state after the first layer.
+
+        Raises:
+            ValueError: It has other features.
+
+        """
+        if self.width is None or (u.dim() > 1 and u.size(1 if self.is_map else -1) == self.width):
+            return
+        kind = "channels of a map" if self.is_map else "features"
+        raise ValueError(
+            f"expected states of {self.width} {kind} in the layers of {self.name!r}, got a state of shape "
+            f"{tuple(u.shape)}: pass example= to tp.adapt, or leave this run out by where="
+        )
 
     def halting_logits(self, index: int, u: Tensor, weights: Tensor | None) -> Tensor:
         """Return the logits after the layer at ``index``.

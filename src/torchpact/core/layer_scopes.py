@@ -47,19 +47,24 @@ class ScopeHook:
         mask: The name of the argument that tells padding, and its place among positional arguments; None
             where the module has none.
         padding: Whether the mask is true where there is padding, as torch has it, rather than 0.
+        inherits: Whether the padding is that of the module around it, where its own arguments tell none.
 
     """
 
     def __init__(
-        self, runs: Sequence[LayerRun], mask: tuple[str, int] | None = None, padding: bool = False
+        self,
+        runs: Sequence[LayerRun],
+        mask: tuple[str, int] | None = None,
+        padding: bool = False,
+        inherits: bool = True,
     ) -> None:
-        self.runs, self.mask, self.padding = tuple(runs), mask, padding
+        self.runs, self.mask, self.padding, self.inherits = tuple(runs), mask, padding, inherits
 
     def enter(self, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Begin the scope; a forward pre-hook."""
         outer = self._outer()
         weights, crosses = self._weights(args, kwargs), kwargs.get("encoder_hidden_states") is not None
-        if weights is None and outer and outer[-1].crosses == crosses:
+        if weights is None and self.inherits and outer and outer[-1].crosses == crosses:
             weights = outer[-1].weights
         _set_scopes((*outer, Scope(self, weights, crosses, [], torch.is_grad_enabled(), [])))
 

@@ -1,0 +1,62 @@
+"""What tp.adapt refuses, in one line each: networks as a whole, and runs of layers that are not there."""
+
+from torch import nn
+
+from torchpact.adapt.find import FoundRun, Refusal, Where, find_runs
+from torchpact.core.halting_module import halting_modules
+
+
+def check_plain(net: nn.Module, name: str) -> None:
+    """Refuse networks that cannot be made adaptive as a whole.
+
+    Args:
+        net: The network.
+        name: The name that the submodule of the heads would have.
+
+    Raises:
+        TypeError: It is not called.
+        ValueError: It has something of this name, or adaptive blocks.
+
+    """
+    if isinstance(net, nn.ModuleList | nn.ModuleDict):
+        raise TypeError(f"expected a network that is called, got a {type(net).__name__}: adapt what holds it")
+    if hasattr(net, name):
+        raise ValueError(f"expected a network without an attribute {name!r}, which heads would be under")
+    for block in halting_modules(net):
+        raise ValueError(f"expected a network without adaptive blocks, got {block!r}")
+
+
+def check_found(net: nn.Module, found: list[FoundRun], refused: list[Refusal], where: Where) -> None:
+    """Refuse to go on without all runs that are wanted.
+
+    Args:
+        net: The network.
+        found: The runs that were found.
+        refused: The lists of layers that are none.
+        where: What was asked for.
+
+    Raises:
+        ValueError: A run is missing, or there is none.
+
+    """
+    names: list[str] = [where] if isinstance(where, str) else []
+    if not (where is None or callable(where) or isinstance(where, str)):
+        names = [*where]
+    reasons = {each.name: each.reason for each in refused}
+    missing = [name for name in names if name not in [run.name for run in found]]
+    looked = "a list of two or more layers of one class"
+    if missing and missing[0] in reasons:
+        raise ValueError(f"{missing[0]!r}: {reasons[missing[0]]}")
+    if missing:
+        runs, others = find_runs(net)
+        known = ", ".join(map(repr, [*(run.name for run in runs), *(each.name for each in others)])) or "none"
+        raise ValueError(f"expected {looked} under where={missing[0]!r}; the network has {known}")
+    if not found and refused:
+        raise ValueError(
+            f"expected {looked} in {type(net).__name__}; {refused[0].name!r}: {refused[0].reason}"
+        )
+    if not found:
+        raise ValueError(
+            f"expected {looked}, each of which passes a hidden state on, in a {type(net).__name__}: "
+            "tp.AdaptiveBlock makes steps of your own adaptive"
+        )
