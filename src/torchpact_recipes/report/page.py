@@ -23,8 +23,8 @@ def write_page(
         "chosen": _first_adaptive(runs),
         "footer": footer,
     }
-    page = _part("page.html").replace("/*STYLE*/", _part("page.css"))
-    page = page.replace("/*SCRIPT*/", "\n".join(_part(name) for name in SCRIPTS))
+    page = part("page.html").replace("/*STYLE*/", part("page.css"))
+    page = page.replace("/*SCRIPT*/", "\n".join(part(name) for name in SCRIPTS))
     path.parent.mkdir(parents=True, exist_ok=True)
     write_whole(path, page.replace("/*DATA*/", embedded(data)).encode())
     return path
@@ -55,5 +55,6 @@ def _first_adaptive(runs: Sequence[dict[str, Any]]) -> int:
     return told[0] if told else 0
 
 
-def _part(name: str) -> str:
+def part(name: str) -> str:
+    """Return a file of this package, which goes into a page."""
     return (files("torchpact_recipes.report") / name).read_text(encoding="utf-8")
