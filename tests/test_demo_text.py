@@ -19,7 +19,7 @@ transformers = pytest.importorskip("transformers", reason="transformers is not i
 tokenizers = pytest.importorskip("tokenizers", reason="tokenizers is not installed")
 pytestmark = pytest.mark.filterwarnings("ignore:Where nothing can be skipped")
 
-WORDS = "a the film good bad plot acting is was and , . very #s".split()
+WORDS = ["a", "the", "film", "good", "bad", "plot", "acting", "is", "was", "and", ",", ".", "very", "#s"]
 TEXTS = [
     "The film is good.",
     "the plot was bad, very bad",
@@ -75,7 +75,8 @@ def test_embeddings_are_means_over_real_tokens():
 def test_training_moves_heads_and_layers_but_neither_the_teacher_nor_word_embeddings():
     teacher = network()
     before = {name: p.clone() for name, p in teacher.named_parameters()}
-    ada, steps = making.adapt(teacher), []
+    ada = making.adapt(teacher)
+    steps: list[making.Step] = []
     making.train(ada, teacher, tokenizer(), TEXTS, updates=8, tau=1.0, seed=0, report=steps.append)
     assert all(torch.equal(p, before[name]) for name, p in teacher.named_parameters())
     after = dict(ada.named_parameters())
@@ -125,9 +126,9 @@ def test_what_is_cut_off_has_no_layers(monkeypatch):
 def test_words_are_shaded_by_their_layers_and_numbered():
     text = command.shaded([Word("a ", 1), Word("good", 12), Word(" and more", 0)], 12)
     assert text.plain == "a₁ good₁₂ and more"
-    console = Console(file=io.StringIO(), force_terminal=True, color_system="truecolor", width=80)
-    console.print(text)
-    shown = console.file.getvalue()
+    file = io.StringIO()
+    Console(file=file, force_terminal=True, color_system="truecolor", width=80).print(text)
+    shown = file.getvalue()
     assert "48;2;246;217;201" in shown  # few layers
     assert "48;2;194;65;12" in shown  # all of them
 

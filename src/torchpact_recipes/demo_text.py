@@ -76,7 +76,7 @@ class Times(NamedTuple):
 
 
 def adapt(net: Any) -> Any:
-    """Return an adaptive copy of an encoder, whose embeddings of tokens and dropout rates stay as they are."""
+    """Return an adaptive copy of an encoder, whose word embeddings stay; dropout is off."""
     ada = tp.adapt(copy.deepcopy(net), per="token", bias=BIAS)
     ada.get_input_embeddings().requires_grad_(False)
     for module in ada.modules():
@@ -129,13 +129,13 @@ def train(
     body = [p for p in ada.parameters() if p.requires_grad and id(p) not in own]
     optimizer = torch.optim.AdamW([{"params": heads}, {"params": body}], weight_decay=0.0)
     started = time.monotonic()
-    for done, chosen in enumerate(itertools.islice(_batches(len(texts), seed), updates)):
+    for done, chosen in enumerate(itertools.islice(_batches(texts, seed), updates)):
         share = done / updates
         settled = share >= SETTLED
         ada.train(not settled)
         for group, rate in zip(optimizer.param_groups, rates(share), strict=True):
             group["lr"] = rate
-        batch = encode(tokenizer, [texts[index] for index in chosen])
+        batch = encode(tokenizer, chosen)
         with torch.no_grad():
             wanted = embed(teacher, batch)
         with tp.collect(ada) as ponders:
@@ -189,8 +189,8 @@ def time_them(
     others, inputs = CpuContention(), encode(tokenizer, texts)
     calls = {"original": lambda: teacher(**inputs), "deployed": lambda: fast(**inputs)}
     found = interleaved(calls, seconds=seconds)
-    shape = inputs["attention_mask"].shape
-    return Times(1000 * found["original"], 1000 * found["deployed"], *shape, others.is_high())
+    number, length = inputs["attention_mask"].shape
+    return Times(1000 * found["original"], 1000 * found["deployed"], number, length, others.is_high())
 
 
 @torch.no_grad()
@@ -207,20 +207,18 @@ def words(net: Any, tokenizer: Any, texts: Sequence[str]) -> list[list[Word]]:
     with tp.collect(net) as ponders:
         net(**coded)
     steps = ponders[0].steps.squeeze(2).int().tolist()
-    return [
-        _words(text, steps[row], coded.word_ids(row), lambda word, row=row: coded.word_to_chars(row, word))
-        for row, text in enumerate(texts)
-    ]
+    return [_words(coded, row, text, steps[row]) for row, text in enumerate(texts)]
 
 
-def _words(text: str, steps: list[int], ids: list[int | None], place: Callable[[int], Any]) -> list[Word]:
+def _words(coded: Any, row: int, text: str, steps: list[int]) -> list[Word]:
     taken: dict[int, int] = {}
-    for number, layers in zip(ids, steps, strict=True):
+    for number, layers in zip(coded.word_ids(row), steps, strict=True):
         if number is not None:
             taken[number] = max(layers, taken.get(number, 0))
-    starts = [place(number).start for number in taken]
+    places = [coded.word_to_chars(row, number) for number in taken]
+    starts = [place.start for place in places]
     ends = [*starts[1:], len(text)]
-    cut = place(max(taken)).end if taken else 0
+    cut = places[-1].end if places else 0
     found = [
         Word(text[start:end], layers) for start, end, layers in zip(starts, ends, taken.values(), strict=True)
     ]
@@ -229,12 +227,14 @@ def _words(text: str, steps: list[int], ids: list[int | None], place: Callable[[
     return found
 
 
-def _batches(count: int, seed: int) -> Iterator[list[int]]:
-    """Yield batches of different texts, epoch after epoch."""
+def _batches(texts: Sequence[str], seed: int) -> Iterator[list[str]]:
+    """Yield batches of different texts of about the same length, so that little is padding."""
     generator = torch.Generator().manual_seed(seed)
-    order: list[int] = []
+    pool = min(8 * BATCH, len(texts))
     while True:
-        if len(order) < BATCH:
-            order += torch.randperm(count, generator=generator).tolist()
-        yield order[:BATCH]
-        order = order[BATCH:]
+        order = torch.randperm(len(texts), generator=generator).tolist()
+        for start in range(0, len(order) - pool + 1, pool):
+            some = sorted((texts[index] for index in order[start : start + pool]), key=len)
+            batches = [some[first : first + BATCH] for first in range(0, pool, BATCH)]
+            for chosen in torch.randperm(len(batches), generator=generator).tolist():
+                yield batches[chosen]

@@ -49,7 +49,7 @@ def demo_text(output: Path, iterations: int | None, tau: float | None, seed: int
     held_out, others = [reviews[i] for i in order[:HELD_OUT]], [reviews[i] for i in order[HELD_OUT:]]
     console.print(
         f"MiniLM-L6 becomes adaptive for each token: {updates} updates on {making.BATCH} of {len(others):,} "
-        f"sentences of film reviews each, without labels, then {len(held_out)} others to see what that saves. "
+        f"sentences of film reviews each, without labels, then {len(held_out)} others to see what it saves. "
         f"{UPDATES} take about two minutes on 2 idle cores.",
         soft_wrap=True,
         highlight=False,
@@ -64,8 +64,8 @@ def demo_text(output: Path, iterations: int | None, tau: float | None, seed: int
         times = making.time_them(fast, teacher, tokenizer, held_out[:TIMED])
     layers = len(ada.torchpact.runs[0].heads) + 1
     what = (
-        f"Trained for {updates} updates to give the embeddings of the original, τ = {tau:g}; sentences of film "
-        "reviews (Rotten Tomatoes, in the package vaderSentiment), measured on others."
+        f"Trained for {updates} updates to give the embeddings of the original, τ = {tau:g}; sentences of "
+        "film reviews (Rotten Tomatoes, in the package vaderSentiment), measured on others."
     )
     page = write_text_page(output / "text.html", _page(found, quality, times, layers, what))
     tp.save_pretrained(ada, output / "minilm")

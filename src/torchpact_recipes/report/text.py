@@ -45,8 +45,10 @@ def write_text_page(path: Path, shown: Shown) -> Path:
 def _body(shown: Shown) -> Iterable[str]:
     yield f'<h1>{escape(shown.title)}</h1><p class="lead">{escape(shown.lead)}</p>'
     tiles = [
-        f'<div class="tile{"" if place else " main"}"><b>{escape(number)}</b><span>{escape(what)}</span></div>'
-        for place, (number, what) in enumerate(shown.tiles)
+        f'<div class="{kind}"><b>{escape(number)}</b><span>{escape(what)}</span></div>'
+        for kind, (number, what) in zip(
+            ["tile main", *["tile"] * len(shown.tiles)], shown.tiles, strict=False
+        )
     ]
     yield f'<div class="tiles">{"".join(tiles)}</div>'
     yield '<section><h2>Which words get how many layers</h2><p class="scale note">layers'
@@ -63,7 +65,8 @@ def _body(shown: Shown) -> Iterable[str]:
     yield '<div class="columns">'
     for title, rows in (("Most", shown.most), ("Least", shown.least)):
         cells = "".join(
-            f'<tr><td>{escape(word)}</td><td class="number">{mean:.2f}</td><td class="number">{count}</td></tr>'
+            f'<tr><td>{escape(word)}</td><td class="number">{mean:.2f}</td>'
+            f'<td class="number">{count}</td></tr>'
             for word, mean, count in rows
         )
         head = '<tr><th>word</th><th class="number">layers</th><th class="number">times</th></tr>'
