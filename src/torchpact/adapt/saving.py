@@ -98,6 +98,17 @@ def from_pretrained(
         FileNotFoundError: The folder has no such network.
         ValueError: Its files do not fit each other, or are damaged.
 
+    Example:
+        >>> import tempfile
+        >>> def network():
+        ...     layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
+        ...     return nn.TransformerEncoder(layer, 4, enable_nested_tensor=False)
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     tp.save_pretrained(tp.adapt(network()), folder)
+        ...     ada = tp.from_pretrained(folder, net=network())
+        >>> ada.torchpact.runs[0].name, ada.training
+        ('layers', False)
+
     """
     folder = Path(folder)
     record_file, heads_file = folder / RECORD, folder / HEADS
