@@ -27,6 +27,7 @@ class Case:
     exact: bool = True
     """Whether the adapted network computes what the original does by the same operations."""
     decoder: bool = False
+    of_transformers: bool = False
 
     def __str__(self) -> str:
         return self.name
@@ -264,16 +265,17 @@ _WHISPER = {
 
 
 def _encoder(name: str, kind: str, config: str, settings: dict[str, Any], run: str) -> Case:
-    return Case(name, _hugging_face(kind, config, settings), text, (run,))
+    return Case(name, _hugging_face(kind, config, settings), text, (run,), of_transformers=True)
 
 
 def _decoder(name: str, kind: str, config: str, settings: dict[str, Any], run: str = "model.layers") -> Case:
     build = _hugging_face(kind, config, settings)
-    return Case(name, build, _left, (run,), decoder=True)
+    return Case(name, build, _left, (run,), decoder=True, of_transformers=True)
 
 
 def _vision(name: str, kind: str, config: str, run: str, **more: Any) -> Case:
-    return Case(name, _hugging_face(kind, config, {**_VISION, **more}), images, (run,))
+    build = _hugging_face(kind, config, {**_VISION, **more})
+    return Case(name, build, images, (run,), of_transformers=True)
 
 
 BERT = _encoder("BERT", "BertForMaskedLM", "BertConfig", _sized(), "bert.encoder.layer")
@@ -308,6 +310,7 @@ OTHERS = [
         _hugging_face("WhisperForConditionalGeneration", "WhisperConfig", _WHISPER),
         _whisper_inputs,
         ("model.encoder.layers", "model.decoder.layers"),
+        of_transformers=True,
     ),
     Case(
         "torch, pre-norm",

@@ -3,14 +3,15 @@
 import copy
 import pickle
 import time
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import torchpact as tp
-from tests.adapt.networks import ALL, BERT, Case, first, parameters, randomize, runs, weights
+from tests.adapt.networks import ALL, BERT, Case, first, mask_of, parameters, randomize, runs, weights
 
 every_family = pytest.mark.parametrize("case", parameters(ALL))
 pytestmark = pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
@@ -54,6 +55,61 @@ def test_an_untrained_network_returns_what_it_did_with_gradients_too(case):
     net, inputs = case.build(), case.inputs(3, 5)
     original = first(net(**inputs))
     assert torch.equal(first(tp.adapt(net)(**inputs)), original)
+
+
+def everything(output: Any) -> list[torch.Tensor]:
+    """Return all tensors that a network returned, but those of its cache."""
+    if isinstance(output, Tensor):
+        return [output]
+    if not isinstance(output, Mapping | tuple | list):
+        return []
+    values = output.values() if isinstance(output, Mapping) else output
+    return [tensor for value in values for tensor in everything(value)]
+
+
+of_transformers = pytest.mark.parametrize("case", parameters([case for case in ALL if case.of_transformers]))
+
+
+@of_transformers
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("captured_before", [False, True], ids=["first call", "hooks of captures installed"])
+def test_hidden_states_and_attentions_of_an_untrained_network_are_the_originals(
+    case, attention, captured_before
+):
+    inputs = case.inputs(3, 5)
+    wanted = {"output_hidden_states": True, "output_attentions": attention == "eager"}
+    net = case.build(attn_implementation=attention)
+    with torch.no_grad():
+        original = everything(case.build(attn_implementation=attention)(**inputs, **wanted))
+        if captured_before:
+            net(**inputs, **wanted)
+        ours = everything(tp.adapt(net)(**inputs, **wanted))
+    assert len(ours) == len(original) > sum(run.max_steps for run in runs(net))
+    assert all(torch.equal(a, b) for a, b in zip(ours, original, strict=True))
+
+
+@of_transformers
+def test_padding_on_either_side_changes_nothing_of_an_untrained_network(case):
+    for left in (False, True):
+        inputs = case.inputs(4, 7)
+        for name in ("attention_mask", "decoder_attention_mask"):
+            if name in inputs:
+                inputs[name] = mask_of(4, 7, left)
+        net = case.build()
+        with torch.no_grad():
+            original = first(net(**inputs))
+            assert torch.equal(first(tp.adapt(net)(**inputs)), original)
+
+
+@every_family
+def test_tied_parameters_stay_the_same_objects(case):
+    net = case.build()
+    before = {name: id(p) for name, p in net.named_parameters(remove_duplicate=False)}
+    tp.adapt(net)
+    after = {name: id(p) for name, p in net.named_parameters(remove_duplicate=False)}
+    assert {name: after[name] for name in before} == before
+    tied = len(set(before.values())) < len(before)
+    assert tied == bool(getattr(net, "_tied_weights_keys", None) and net.config.tie_word_embeddings)
 
 
 @every_family

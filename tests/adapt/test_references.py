@@ -10,6 +10,7 @@ from tests.adapt.networks import (
     GPT2,
     LAYERS,
     LLAMA,
+    OTHERS,
     VIT,
     first,
     mask_of,
@@ -175,27 +176,13 @@ def test_captured_hidden_states_are_those_of_frozen_tokens(case):
         compare(case, inputs, state, expected)
 
 
-@pytest.mark.parametrize("attention", ["sdpa", "eager"])
-@families
-def test_captures_of_an_untrained_network_are_those_of_the_original(case, attention):
-    inputs, wanted = (
-        case.inputs(3, 5),
-        {"output_hidden_states": True, "output_attentions": attention == "eager"},
-    )
-    for before in (False, True):
-        net = case.build(attn_implementation=attention)
-        with torch.no_grad():
-            original = case.build(attn_implementation=attention)(**inputs, **wanted)
-            if before:
-                net(**inputs, **wanted)
-            ours = tp.adapt(net)(**inputs, **wanted)
-        for name in ("hidden_states", "attentions"):
-            if name in original:
-                pairs = zip(ours[name], original[name], strict=True)
-                assert all(torch.equal(a, b) for a, b in pairs)
+others = [pytest.param(case, id=case.name, marks=pytest.mark.slow) for case in OTHERS if case.decoder]
+decoders = pytest.mark.parametrize(
+    "case", [*(pytest.param(case, id=case.name) for case in (LLAMA, GPT2)), *others[1:]]
+)
 
 
-@pytest.mark.parametrize("case", [LLAMA, GPT2], ids=str)
+@decoders
 def test_a_cache_changes_nothing_one_token_after_the_other(case):
     net, inputs = randomize(tp.adapt(case.build())), text(3, 7)
     ids = inputs["input_ids"]
@@ -213,7 +200,7 @@ def test_a_cache_changes_nothing_one_token_after_the_other(case):
     assert len(ponders[0].steps.unique()) > 1
 
 
-@pytest.mark.parametrize("case", [LLAMA, GPT2], ids=str)
+@decoders
 @pytest.mark.parametrize(
     "settings",
     [{}, {"cache_implementation": "static"}, {"num_beams": 3}],

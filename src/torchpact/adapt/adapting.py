@@ -12,7 +12,7 @@ from torchpact.adapt import hooks
 from torchpact.adapt.config import AdaptConfig, RunConfig
 from torchpact.adapt.find import FoundRun, Refusal, Where, find_runs
 from torchpact.adapt.initial_bias import bias_within, check_call
-from torchpact.adapt.network import inner_network
+from torchpact.adapt.network import holders_of, inner_network
 from torchpact.adapt.refusals import check_found, check_plain
 from torchpact.adapt.width import StateKind, state_kind
 from torchpact.checks import check_number
@@ -145,7 +145,7 @@ def adapt(
     before = Before(trained, tuple(_settings(root, found)))
     root.add_module(NAME, Adaptation(runs, config, refused, before))
     try:
-        hooks.install(root, zip(found, runs, strict=True))
+        hooks.install(root, zip(found, runs, strict=True), holders_of(root, net))
         for each in found:
             for attribute, value in _settings_of(root, each).items():
                 setattr(root.get_submodule(each.owner), attribute, value)
@@ -188,6 +188,8 @@ def unadapt(net: Any) -> Any:
     root = holder_of(inner_network(net))
     before = adaptation_of(root).before
     hooks.remove(root)
+    for holder in holders_of(root, net):
+        hooks.remove(holder)
     delattr(root, NAME)
     own = getattr(root, "config", None)
     if hasattr(own, NAME):

@@ -19,7 +19,9 @@ OTHER_INPUTS = ("pixel_values", "pixel_values_videos", "input_features", "input_
 """What encoders of images and sounds take first: padding of a text beside them is not theirs."""
 
 
-def install(net: nn.Module, pairs: Iterable[tuple[FoundRun, LayerRun]]) -> None:
+def install(
+    net: nn.Module, pairs: Iterable[tuple[FoundRun, LayerRun]], around: Iterable[nn.Module] = ()
+) -> None:
     """Register the hooks of runs: one on each layer, and two on each module from the network to them.
 
     Lists have no calls of their own; a Sequential may be called or not.
@@ -27,8 +29,10 @@ def install(net: nn.Module, pairs: Iterable[tuple[FoundRun, LayerRun]]) -> None:
     Args:
         net: The network.
         pairs: What was found, and the run that it became.
+        around: Modules that hold the network and may call its ``forward`` directly, past its hooks.
 
     """
+    pairs = [*pairs]
     above: dict[str, tuple[nn.Module, list[LayerRun]]] = {}
     for found, run in pairs:
         for name, module in ancestors(net, found.owner):
@@ -43,8 +47,14 @@ def install(net: nn.Module, pairs: Iterable[tuple[FoundRun, LayerRun]]) -> None:
         mask = next(((name, names.index(name)) for name in MASKS if name in names), None)
         padding = mask is not None and MASKS[mask[0]]
         scope = ScopeHook(runs, mask, padding, inherits=names[:1] not in [[name] for name in OTHER_INPUTS])
-        module.register_forward_pre_hook(scope.enter, prepend=True, with_kwargs=True)
-        module.register_forward_hook(scope.leave, always_call=True)
+        _watch(module, scope)
+    for module in around:
+        _watch(module, ScopeHook([run for _, run in pairs], ("attention_mask", -1)))
+
+
+def _watch(module: nn.Module, scope: ScopeHook) -> None:
+    module.register_forward_pre_hook(scope.enter, prepend=True, with_kwargs=True)
+    module.register_forward_hook(scope.leave, always_call=True)
 
 
 class FrozenNorm:

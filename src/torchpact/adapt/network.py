@@ -33,3 +33,21 @@ def inner_network(holder: Any) -> nn.Module:
     if isinstance(model, nn.Module):
         return model
     raise TypeError(f"expected a network, or an object with one as its model, got a {type(holder).__name__}")
+
+
+def holders_of(root: nn.Module, holder: Any) -> list[nn.Module]:
+    """Return the modules of a SentenceTransformer around its network, whose ``forward`` they call directly.
+
+    Args:
+        root: The network within, as :func:`inner_network` returned it.
+        holder: What it was found in.
+
+    Example:
+        >>> net = nn.Tanh()
+        >>> holders_of(net, net)
+        []
+
+    """
+    if not isinstance(holder, nn.Sequential) or holder is root:
+        return []
+    return [module for module in holder.modules() if module is not root and root in [*module.modules()]]

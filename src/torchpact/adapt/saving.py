@@ -14,6 +14,7 @@ from safetensors.torch import load_file, load_model, save_file, save_model
 from torch import Tensor, nn
 
 from torchpact.adapt.adapting import NAME, Heads, adapt, adaptation_of, holder_of, unadapt
+from torchpact.adapt.card import model_card
 from torchpact.adapt.config import AdaptConfig
 from torchpact.adapt.network import inner_network
 from torchpact.checks import one_line
@@ -21,6 +22,7 @@ from torchpact.core.layer_run import LayerRun
 from torchpact.core.thresholds import Thresholds
 
 HEADS, RECORD, BACKBONE = "torchpact.safetensors", "torchpact.json", "model.safetensors"
+CARD = "README.md"
 
 
 def save_pretrained(net: Any, folder: str | Path) -> None:
@@ -28,8 +30,8 @@ def save_pretrained(net: Any, folder: str | Path) -> None:
 
     The backbone, as it is now, goes into the files that its own ``save_pretrained`` writes, which plain
     ``AutoModel.from_pretrained(folder)`` reads; a network without one into ``model.safetensors``. Heads are
-    in ``torchpact.safetensors``; what was adapted, and thresholds that were set, in ``torchpact.json``. Files
-    that the folder has besides stay.
+    in ``torchpact.safetensors``; what was adapted, and thresholds that were set, in ``torchpact.json``; a
+    model card is ``README.md``, unless the folder has one. Files that the folder has besides stay.
 
     Args:
         net: What :func:`~torchpact.adapt` returned.
@@ -73,6 +75,8 @@ def save_pretrained(net: Any, folder: str | Path) -> None:
         save_file(heads, written / HEADS)
         record = {"adapt": json.loads(adaptation.config.to_json()), "bounds": _bounds(adaptation.runs)}
         (written / RECORD).write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+        if not (folder / CARD).exists() and not (written / CARD).exists():
+            (written / CARD).write_text(model_card(root), encoding="utf-8")
         for path in sorted(written.rglob("*")):
             if path.is_file():
                 target = folder / path.relative_to(written)

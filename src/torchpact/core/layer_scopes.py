@@ -5,7 +5,7 @@ the arguments of the network tell.
 """
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
 from typing import Any, NamedTuple
 
@@ -95,6 +95,8 @@ class ScopeHook:
             return None
         name, place = self.mask
         given = kwargs.get(name, args[place] if 0 <= place < len(args) else None)
+        if given is None and args and isinstance(args[0], Mapping):  # as a SentenceTransformer is called
+            given = args[0].get(name)
         if not isinstance(given, Tensor) or given.dim() != 2:
             return None
         return (given == 0) if self.padding else (given != 0)

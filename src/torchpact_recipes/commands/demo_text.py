@@ -26,7 +26,7 @@ from torchpact_recipes.demo_text import Quality, Step, Times, Word
 from torchpact_recipes.pretrained import minilm
 from torchpact_recipes.report.text import Shown, write_text_page
 
-UPDATES, TAU = 320, 1.0
+UPDATES, TAU = 320, 3.0
 HELD_OUT, SHOWN, TIMED = 200, 6, 32
 ROOM = 2
 """Characters of a legend's field beside its number."""
