@@ -199,8 +199,8 @@ def time_them(
         seconds=seconds,
     )
     number, length = inputs["attention_mask"].shape
-    times = (1000 * found[name] for name in ("original", "deployed", "full"))
-    return Times(*times, texts=number, tokens=length, contended=others.is_high())
+    times = {name: 1000 * seconds for name, seconds in found.items()}
+    return Times(times["original"], times["deployed"], times["full"], number, length, others.is_high())
 
 
 @torch.no_grad()

@@ -8,8 +8,8 @@ import torchpact as tp
 from tests.adapt.networks import WIDTH, ResidualMLP, randomize, runs
 
 
-class OwnNorm(nn.Module):
-    """A norm of some package, by its name one."""
+class Scale(nn.Module):
+    """A norm, though its name does not say so."""
 
     def __init__(self, width):
         super().__init__()
@@ -19,8 +19,8 @@ class OwnNorm(nn.Module):
         return u * torch.rsqrt(u.square().mean(-1, keepdim=True) + 1e-6) * self.weight
 
 
-class MyRMSNorm(OwnNorm):
-    pass
+class MyRMSNorm(Scale):
+    """A norm of some package, by its name one."""
 
 
 class Attention(nn.Module):
@@ -33,16 +33,23 @@ class Attention(nn.Module):
 
 
 class Layer(nn.Module):
-    def __init__(self, width, norm=MyRMSNorm):
+    def __init__(self, width):
         super().__init__()
-        self.norm, self.attention = norm(width), Attention(width)
+        self.norm, self.attention = MyRMSNorm(width), Attention(width)
 
     def forward(self, u):
         return u + self.attention(self.norm(u))
 
 
-class Unnamed(OwnNorm):
-    pass
+class Untold(nn.Module):
+    """A layer whose parts do not tell how wide its state is."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.scale, self.proj = Scale(width), nn.Linear(width, width)
+
+    def forward(self, u):
+        return u + self.proj(self.scale(u))
 
 
 class Stack(nn.Module):
@@ -88,10 +95,7 @@ class Towers(nn.Module):
     def __init__(self):
         super().__init__()
         self.known = Stack(ResidualMLP(WIDTH) for _ in range(3))
-        self.other = Stack(Layer(WIDTH, Unnamed) for _ in range(3))
-        for layer in self.other.layers:
-            del layer.attention.q_norm
-            layer.attention.q_norm = nn.Identity()
+        self.other = Stack(Untold(WIDTH) for _ in range(3))
 
     def forward(self, x):
         return self.other(self.known(x))

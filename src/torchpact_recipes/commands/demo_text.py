@@ -89,7 +89,9 @@ def demo_text(output: Path, iterations: int | None, tau: float | None, seed: int
         return
     _show(Console(), found[:SHOWN], quality, times, layers)
     where, network = escape(str(page)), escape(str(output / "minilm"))
-    Console().print(f"In {seconds:.0f} s. Open [bold]{where}[/bold]; the network is in {network}.")
+    Console().print(
+        f"In {seconds:.0f} s. Open [bold]{where}[/bold]; the network is in {network}.", soft_wrap=True
+    )
 
 
 def _train(

@@ -1,14 +1,15 @@
 """Several processes training one network, as ``torchrun -m torchpact train`` starts them.
 
 Every process holds the network and the data set, and works on its share of each batch. Statistics of
-batch norm, gradients and what is reported are those of the whole batch, and so is all that is drawn: every
-process draws the crops and the noise of the whole batch, and takes its share. So the number of processes
-changes no result beyond rounding. Without a process group all of this does nothing.
+batch norm, gradients (by DistributedDataParallel) and what is reported are those of the whole batch, and
+so is all that is drawn: every process draws the crops and the noise of the whole batch, and takes its share.
+So the number of processes changes no result beyond rounding. Without a process group all of this does
+nothing.
 """
 
 import importlib
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -84,20 +85,6 @@ def mean(x: Tensor) -> Tensor:
     return x
 
 
-@torch.no_grad()
-def average_gradients(parameters: Iterable[nn.Parameter]) -> None:
-    """Make every gradient the mean over processes.
-
-    One reduction of all gradients, instead of DistributedDataParallel: it leaves the network, its
-    optimizer and the names in its state as they are, and networks for CIFAR are so small (a few
-    megabytes) that there is little to gain from reducing some gradients while others are computed.
-    """
-    gradients = [p.grad for p in parameters if p.grad is not None]
-    flat = mean(torch.cat([g.flatten() for g in gradients]))
-    for gradient, averaged in zip(gradients, flat.split([g.numel() for g in gradients]), strict=True):
-        gradient.copy_(averaged.view(gradient.shape))
-
-
 def on_first(work: Callable[[], T]) -> T:
     """Let the first process do something, such as files; return, or fail, in all of them.
 
@@ -141,7 +128,8 @@ class _Sum(torch.autograd.Function):
 class GlobalBatchNorm2d(nn.BatchNorm2d):
     """Batch norm by the statistics of the whole batch, of which each process has an equal share.
 
-    It is what nn.SyncBatchNorm is on a GPU, on a CPU too; by itself, or in evaluation, nn.BatchNorm2d.
+    It is what nn.SyncBatchNorm is, on a CPU too, of which that refuses tensors (torch 2.13); by itself, or in
+    evaluation, nn.BatchNorm2d.
     """
 
     def forward(self, x: Tensor) -> Tensor:

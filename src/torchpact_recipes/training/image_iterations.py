@@ -9,7 +9,6 @@ from torch.nn import functional as F
 
 from torchpact.models import ResNet
 from torchpact_recipes.data import BatchOrder, Images, augment
-from torchpact_recipes.training import distributed
 from torchpact_recipes.training.algorithms import deterministic_algorithms, fastest_algorithms
 from torchpact_recipes.training.capturing import Captured
 from torchpact_recipes.training.compiling import compiled, many_kinds
@@ -91,8 +90,6 @@ class ImageIterations(Iterations):
             loss, report = self.objective(*self._batch())
             self.optimizer.zero_grad(set_to_none=True)
             loss.backward()
-            if self.shared:
-                distributed.average_gradients(self.model.parameters())
             self.optimizer.step()
         self._sums += report
         self._position += 1

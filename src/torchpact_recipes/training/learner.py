@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from torchpact import EMABaseline, map_loss, reinforce_loss
 from torchpact.models import HaltingHead, ResNet, build
@@ -79,6 +80,8 @@ class Learner(ImageIterations):
             from torchpact_recipes.training.kernels import with_own_kernels
 
             self.model = with_own_kernels(self.model)
+        # it averages gradients over processes; the network keeps its names, and is evaluated by itself
+        self._called: nn.Module = DistributedDataParallel(self.model) if self.shared else self.model
         if (teacher is None) != (config.distill == 0):
             raise ValueError(
                 f"expected a teacher where distill is not 0, and only there; it is {config.distill:g}"
@@ -110,7 +113,7 @@ class Learner(ImageIterations):
     def _forward(self, images: Tensor, labels: Tensor, taught: Tensor | None) -> tuple[Tensor, Tensor]:
         config = self.config
         with casting(self.device, config.precision):
-            logits, ponders = self.model(as_input(images))
+            logits, ponders = self._called(as_input(images))
         logits = logits.float()
         nll, known = self.nll_of(logits, labels, taught)
         if config.method == "reinforce":
