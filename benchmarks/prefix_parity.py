@@ -1,9 +1,9 @@
 """Prefix parity with resets, and a looped network that solves it: the problem of benchmarks/objectives.py.
 
-Strings consist of bits and resets; the answer at a position is the parity of the bits since the last reset. The
-steps that a position needs grow with its distance from that reset, so that halting early can pay. The network
-repeats one residual step of two 1-D convolutions, which sees two positions to each side; the input is given to
-every step, and the state is normalised.
+Strings consist of bits and resets; the answer at a position is the parity of the bits since the last reset.
+The steps that a position needs grow with its distance from that reset, so that halting early can pay. The
+network repeats one residual step of two 1-D convolutions, which sees two positions to each side; the input is
+given to every step, and the state is normalised.
 """
 
 from typing import NamedTuple
@@ -44,27 +44,20 @@ class Loop(nn.Module):
     def __init__(self, width: int = 32) -> None:
         super().__init__()
         self.width = width
-        self.embed = nn.Embedding(3, width)
-        self.into = nn.Conv1d(2 * width, width, 3, padding=1)
+        self.recall = nn.Embedding(3, width)
+        self.neighbours = nn.Conv1d(width, width, 3, padding=1, bias=False)
+        self.into = nn.Conv1d(width, width, 3, padding=1)
         self.out = nn.Conv1d(width, width, 3, padding=1)
         self.readout = nn.Conv1d(width, 2, 1)
 
-    def start(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the first state and what every step is given, (batch, width, length)."""
-        given = self.embed(tokens).transpose(1, 2)
-        return torch.zeros_like(given), given
-
-    def step(self, u: Tensor, given: Tensor) -> Tensor:
-        """Return the state after a step, of root mean square 1 at every position."""
-        u = u + self.out(gelu(self.into(torch.cat([u, given], 1))))
-        return u * (u.square().mean(1, keepdim=True) + 1e-6).rsqrt()
-
     def states(self, tokens: Tensor, steps: int) -> list[Tensor]:
-        """Return the state after each of the steps."""
-        u, given = self.start(tokens)
+        """Return the state after each of the steps, (batch, width, length)."""
+        u = self.recall(tokens).transpose(1, 2)
+        given = self.neighbours(u)  # what every step is told of the input
         found = []
         for _ in range(steps):
-            u = self.step(u, given)
+            u = u + self.out(gelu(self.into(u) + given))
+            u = u * (u.square().mean(1, keepdim=True) + 1e-6).rsqrt()
             found.append(u)
         return found
 
@@ -74,7 +67,7 @@ class Loop(nn.Module):
 
 
 def train_loop(
-    seed: int, *, every_exit: bool, updates: int, length: int = 32, steps: int = 20, batch: int = 64
+    seed: int, *, every_exit: bool, updates: int, length: int = 32, steps: int = 20, batch: int = 16
 ) -> Loop:
     """Train a loop on the mean loss of all exits, or on that of the last alone."""
     torch.manual_seed(seed)

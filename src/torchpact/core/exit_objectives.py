@@ -49,7 +49,7 @@ def exact_loss(losses: Tensor, logits: Tensor, tau: float | Tensor, weights: Ten
     """
     losses, logits, weights = _aligned(losses, logits, weights)
     price = prices(tau, 1)[0]
-    costs = losses + price * iteration_index(len(losses), losses[0])
+    costs = losses + price * iteration_index(len(losses), losses[0]).to(losses.dtype)
     return mean_over_batch((log_stick_breaking_of(logits, 0).exp() * costs).sum(0), weights)
 
 

@@ -101,7 +101,7 @@ def rloo_loss(
 
     The baseline of a run is, for each example, the mean reward log p of the other runs. It depends on the
     example, which that of :class:`EMABaseline` does not, has no state, and is independent of the run's own
-    decisions, so that the gradient stays unbiased. All else is as in :func:`reinforce_loss`, averaged over runs.
+    decisions, so that the gradient stays unbiased. All else is as in :func:`reinforce_loss`.
 
     Runs are handed in as a list, or stacked: K copies of the batch, one after the other, in one pass.
 
