@@ -2,10 +2,11 @@
 
     python benchmarks/objective_gradients.py
 
-Eight examples have random states after each of six steps, a smooth loss of the state that differs in level from
-example to example, and random halting logits. The gradient of E_q[loss_z + τ·z] is exact_loss's, which the tests
-compare with enumeration. Bias is the distance of the mean gradient from it, with its standard error; variance
-that of one call. Both are relative to the exact gradient, as is variance_a_pass, variance × forward passes.
+Eight examples have random states after each of six steps, a smooth loss of the state that differs in level
+from example to example, and random halting logits. The gradient of E_q[loss_z + τ·z] is that of exact_loss,
+which the tests compare with enumeration. Bias is the distance of the mean gradient from it, with its standard
+error; variance is that of one call. Both are relative to the exact gradient; variance_a_pass is variance ×
+forward passes.
 """
 
 from collections.abc import Callable

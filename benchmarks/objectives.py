@@ -135,7 +135,7 @@ OBJECTIVES: dict[str, Callable[[], Objective]] = {
     "exact": lambda: lambda net, exits, logits, tau: tp.exact_loss(exits.losses, logits, tau),
     "ponder": lambda: ponder_net,
     "advantage": advantage,
-    "advantage, hard": lambda: advantage(continuation="hard"),
+    "advantage, soft": lambda: advantage(continuation="soft"),
     "advantage, reach": lambda: advantage(reach=True),
 }
 
