@@ -38,6 +38,8 @@ STEPS, LENGTH, BATCH = 20, 32, 64
 TAU, BUDGET = {"position": 0.01, "example": 0.002}, {"position": 4.5, "example": 11.0}
 UPDATES, POOL, HELD_OUT, SAMPLES = 200, 20, 256, 4
 RATES = {"sgd": 1.0, "adam": 0.02}
+MEASURES = ("steps", "strings", "alive", "rank", "max_h", "expected")
+MEASURES += ("steps_at_budget", "strings_at_budget", "rank_at_budget")
 SEEDS, BIASES = (0, 1, 2), (-5.0, -3.0, 0.0)
 
 Row = dict[str, str]
@@ -135,8 +137,8 @@ OBJECTIVES: dict[str, Callable[[], Objective]] = {
     "exact": lambda: lambda net, exits, logits, tau: tp.exact_loss(exits.losses, logits, tau),
     "ponder": lambda: ponder_net,
     "advantage": advantage,
-    "advantage, soft": lambda: advantage(continuation="soft"),
-    "advantage, reach": lambda: advantage(reach=True),
+    "advantage (soft)": lambda: advantage(continuation="soft"),
+    "advantage (reach)": lambda: advantage(reach=True),
 }
 
 
@@ -304,7 +306,8 @@ def main() -> None:
         else:
             head, (test, other) = trained(net, setting, pool), held_out
             row = evaluated(head(test.features), test, head(other.features), BUDGET[setting.per])
-        rows.append({**{name: str(value) for name, value in setting._asdict().items()}, **row})
+        named = {name: str(value) for name, value in setting._asdict().items()}
+        rows.append(named | dict.fromkeys(MEASURES, "") | row)
         write_csv(arguments.out, rows)
         print(*rows[-1].values(), sep=", ", flush=True)
 

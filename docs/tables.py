@@ -9,8 +9,8 @@ A table stands between `<!-- table: NAME ARGUMENTS -->` and `<!-- end -->` in a 
     beyond SCALE EXPERIMENT              those tested on more than they were trained on
     zoo                the pretrained networks, as their cards have them
     csv FILE COLUMNS   a CSV file, such as benchmarks leave; some of its columns, if named
-    ranges NAME KEY,… COLUMN,… COLUMN=VALUE,…   of rows of benchmarks/NAME.csv that have these values, and alike
-                       in the keys: the least and the most of the columns
+    ranges NAME KEY,… COLUMN,… COLUMN=VALUE,…   of rows of benchmarks/NAME.csv with these values, those alike
+                       in the keys together: the least and the most of each column
 
 In sentences they stand between `<!--= WHAT -->` and `<!--/-->`: spans.py says what can be asked for.
 
