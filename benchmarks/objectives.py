@@ -5,7 +5,10 @@
 A backbone is trained once a seed, on the mean loss of all exits ("every") or on that of the last alone, and
 frozen; then a linear head, shared by all steps, is trained for 200 updates with each objective, initial bias
 and optimizer. It decides for every position, or for every example, from the mean, the largest and the
-smallest of each feature over positions. Rows of part *joint* train the backbone too. Columns:
+smallest of each feature over positions. Parts other than *heads* are options, alone: τ rising from 0 over
+the first half of the updates (*warm-up*), gradients clipped to a norm of 0.1 (*clipped*), four times the
+updates at a sixth of the rate (*slow*), the backbone trained along (*joint*; with advantage_loss, by the mean
+loss of all exits). Columns:
 
     steps, strings      mean steps, and strings right at all positions, thresholded at ½
     alive               the share of decisions that leave the commonest depth
@@ -38,8 +41,8 @@ STEPS, LENGTH, BATCH = 20, 32, 64
 TAU, BUDGET = {"position": 0.01, "example": 0.002}, {"position": 4.5, "example": 11.0}
 UPDATES, POOL, HELD_OUT, SAMPLES = 200, 20, 256, 4
 RATES = {"sgd": 1.0, "adam": 0.02}
-MEASURES = ("steps", "strings", "alive", "rank", "max_h", "expected")
-MEASURES += ("steps_at_budget", "strings_at_budget", "rank_at_budget")
+AT_BUDGET = ("steps_at_budget", "strings_at_budget", "rank_at_budget")
+MEASURES = ("steps", "strings", "alive", "rank", "max_h", "expected", *AT_BUDGET)
 SEEDS, BIASES = (0, 1, 2), (-5.0, -3.0, 0.0)
 
 Row = dict[str, str]
@@ -206,11 +209,15 @@ def trained(net: Loop, setting: "Setting", pool: Sequence[Exits]) -> Head:
     groups: list[dict[str, Any]] = [{"params": list(head.parameters())}]
     if not pool:
         groups.append({"params": list(net.requires_grad_(True).parameters()), "lr": 1e-3})
-    optimizer = kind(groups, lr=RATES[setting.optimizer])
-    for number in range(UPDATES):
+    slow = setting.part == "slow"
+    optimizer = kind(groups, lr=RATES[setting.optimizer] / (6 if slow else 1))
+    for number in range(4 * UPDATES if slow else UPDATES):
         exits = pool[number % len(pool)] if pool else exits_of(net, setting.per, BATCH // 4, generator)
         tau = price * min(1.0, 2 * number / UPDATES) if setting.part == "warm-up" else price
-        loss = loss_of(net, exits, head(exits.features), tau)
+        if pool or setting.objective != "advantage":
+            loss = loss_of(net, exits, head(exits.features), tau)
+        else:
+            loss = exits.losses.mean() + loss_of(net, exits, head(exits.features.detach()), tau)
         optimizer.zero_grad()
         loss.backward()
         if setting.part == "clipped":
@@ -239,7 +246,9 @@ def settings() -> Iterator[Setting]:
         for optimizer, bias, name in itertools.product(RATES, BIASES, OBJECTIVES):
             if exits == "every" or (optimizer, bias) == ("adam", -3.0):
                 yield Setting("heads", per, exits, seed, name, bias, optimizer)
-        for part, name in itertools.product(("warm-up", "clipped", "joint"), ("relaxed", "exact")):
+        for part, name in itertools.product(
+            ("warm-up", "clipped", "slow", "joint"), ("relaxed", "exact", "advantage")
+        ):
             if exits == "every":
                 yield Setting(part, per, exits, seed, name, -3.0, "adam")
 
@@ -261,7 +270,7 @@ def baseline_row(net: Loop, setting: Setting, test: Exits, other: Exits) -> Row:
     if setting.objective == "confidence":
         margins = [confidence(net, exits) for exits in (test, other)]
         row = evaluated(margins[0], test, margins[1], BUDGET[setting.per])
-        return {name: value for name, value in row.items() if name.endswith("at_budget")}
+        return {name: row[name] for name in AT_BUDGET}
     steps = torch.full(test.distance.shape, int(setting.objective.split()[1]))
     return {"steps": str(steps.max().item()), "strings": f"{strings_right(test, steps):.3f}"}
 
