@@ -10,6 +10,7 @@ the first half of the updates (*warm-up*), gradients clipped to a norm of 0.1 (*
 updates at a sixth of the rate (*slow*), the backbone trained along (*joint*; with advantage_loss, by the mean
 loss of all exits). Columns:
 
+    cost                loss + τ·steps, thresholded at ½: what all of them are to minimise
     steps, strings      mean steps, and strings right at all positions, thresholded at ½
     alive               the share of decisions that leave the commonest depth
     rank                Spearman's correlation of steps with the distance from the last reset, the longest
@@ -42,7 +43,7 @@ TAU, BUDGET = {"position": 0.01, "example": 0.002}, {"position": 4.5, "example":
 UPDATES, POOL, HELD_OUT, SAMPLES = 200, 20, 256, 4
 RATES = {"sgd": 1.0, "adam": 0.02}
 AT_BUDGET = ("steps_at_budget", "strings_at_budget", "rank_at_budget")
-MEASURES = ("steps", "strings", "alive", "rank", "max_h", "expected", *AT_BUDGET)
+MEASURES = ("cost", "steps", "strings", "alive", "rank", "max_h", "expected", *AT_BUDGET)
 SEEDS, BIASES = (0, 1, 2), (-5.0, -3.0, 0.0)
 
 Row = dict[str, str]
@@ -180,13 +181,19 @@ def strings_right(exits: Exits, steps: Tensor) -> float:
     return exits.right.gather(0, (steps - 1).unsqueeze(0))[0].all(1).float().mean().item()
 
 
-def evaluated(logits: Tensor, test: Exits, other_logits: Tensor, budget: float) -> Row:
+def cost_of(exits: Exits, steps: Tensor, tau: float) -> float:
+    """Return the mean loss at these steps, and their price."""
+    return (exits.losses.gather(0, (steps - 1).unsqueeze(0))[0] + tau * steps).mean().item()
+
+
+def evaluated(logits: Tensor, test: Exits, other_logits: Tensor, per: str) -> Row:
     """Return the measures of thresholded heads."""
     steps = steps_at(logits, 0.0)
     commonest = steps.flatten().bincount().max() / steps.numel()
-    at_budget = steps_at(logits, calibrated(other_logits, budget))
+    at_budget = steps_at(logits, calibrated(other_logits, BUDGET[per]))
     h = logits.sigmoid().flatten(1)
     return {
+        "cost": f"{cost_of(test, steps, TAU[per]):.4f}",
         "steps": f"{steps.float().mean():.2f}",
         "strings": f"{strings_right(test, steps):.3f}",
         "alive": f"{1 - commonest:.3f}",
@@ -269,10 +276,11 @@ def baseline_row(net: Loop, setting: Setting, test: Exits, other: Exits) -> Row:
     """Return the measures of a fixed depth, or of a calibrated confidence exit."""
     if setting.objective == "confidence":
         margins = [confidence(net, exits) for exits in (test, other)]
-        row = evaluated(margins[0], test, margins[1], BUDGET[setting.per])
+        row = evaluated(margins[0], test, margins[1], setting.per)
         return {name: row[name] for name in AT_BUDGET}
     steps = torch.full(test.distance.shape, int(setting.objective.split()[1]))
-    return {"steps": str(steps.max().item()), "strings": f"{strings_right(test, steps):.3f}"}
+    cost = f"{cost_of(test, steps, TAU[setting.per]):.4f}"
+    return {"cost": cost, "steps": str(steps.max().item()), "strings": f"{strings_right(test, steps):.3f}"}
 
 
 def confidence(net: Loop, exits: Exits) -> Tensor:
@@ -311,10 +319,10 @@ def main() -> None:
             generator = torch.Generator().manual_seed(setting.seed + 4000)
             with torch.no_grad():
                 test, other = (exits_of(along, setting.per, HELD_OUT, generator) for _ in range(2))
-            row = evaluated(head(test.features), test, head(other.features), BUDGET[setting.per])
+            row = evaluated(head(test.features), test, head(other.features), setting.per)
         else:
             head, (test, other) = trained(net, setting, pool), held_out
-            row = evaluated(head(test.features), test, head(other.features), BUDGET[setting.per])
+            row = evaluated(head(test.features), test, head(other.features), setting.per)
         named = {name: str(value) for name, value in setting._asdict().items()}
         rows.append(named | dict.fromkeys(MEASURES, "") | row)
         write_csv(arguments.out, rows)
