@@ -8,7 +8,7 @@ and optimizer. It decides for every position, or for every example, from the mea
 smallest of each feature over positions. Parts other than *heads* are options, alone: τ rising from 0 over
 the first half of the updates (*warm-up*), gradients clipped to a norm of 0.1 (*clipped*), four times the
 updates at a sixth of the rate (*slow*), the backbone trained along (*joint*; with advantage_loss, by the mean
-loss of all exits). Columns:
+loss of all exits), other prices (*5 tau*, *15 tau*). Columns:
 
     cost                loss + τ·steps, thresholded at ½: what all of them are to minimise
     steps, strings      mean steps, and strings right at all positions, thresholded at ½
@@ -40,6 +40,7 @@ import torchpact as tp
 
 STEPS, LENGTH, BATCH = 20, 32, 64
 TAU, BUDGET = {"position": 0.01, "example": 0.002}, {"position": 4.5, "example": 11.0}
+PRICES = {"5 tau": 5, "15 tau": 15}
 UPDATES, POOL, HELD_OUT, SAMPLES = 200, 20, 256, 4
 RATES = {"sgd": 1.0, "adam": 0.02}
 AT_BUDGET = ("steps_at_budget", "strings_at_budget", "rank_at_budget")
@@ -186,14 +187,14 @@ def cost_of(exits: Exits, steps: Tensor, tau: float) -> float:
     return (exits.losses.gather(0, (steps - 1).unsqueeze(0))[0] + tau * steps).mean().item()
 
 
-def evaluated(logits: Tensor, test: Exits, other_logits: Tensor, per: str) -> Row:
+def evaluated(logits: Tensor, test: Exits, other_logits: Tensor, setting: "Setting") -> Row:
     """Return the measures of thresholded heads."""
     steps = steps_at(logits, 0.0)
     commonest = steps.flatten().bincount().max() / steps.numel()
-    at_budget = steps_at(logits, calibrated(other_logits, BUDGET[per]))
+    at_budget = steps_at(logits, calibrated(other_logits, BUDGET[setting.per]))
     h = logits.sigmoid().flatten(1)
     return {
-        "cost": f"{cost_of(test, steps, TAU[per]):.4f}",
+        "cost": f"{cost_of(test, steps, price_of(setting)):.4f}",
         "steps": f"{steps.float().mean():.2f}",
         "strings": f"{strings_right(test, steps):.3f}",
         "alive": f"{1 - commonest:.3f}",
@@ -211,7 +212,7 @@ def trained(net: Loop, setting: "Setting", pool: Sequence[Exits]) -> Head:
     torch.manual_seed(0)
     generator = torch.Generator().manual_seed(setting.seed + 3000)
     head = Head(net.width if setting.per == "position" else 3 * net.width, setting.bias)
-    loss_of, price = OBJECTIVES[setting.objective](), TAU[setting.per]
+    loss_of, price = OBJECTIVES[setting.objective](), price_of(setting)
     kind = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam}[setting.optimizer]
     groups: list[dict[str, Any]] = [{"params": list(head.parameters())}]
     if not pool:
@@ -245,6 +246,11 @@ class Setting(NamedTuple):
     optimizer: str = ""
 
 
+def price_of(setting: Setting) -> float:
+    """Return τ."""
+    return TAU[setting.per] * PRICES.get(setting.part, 1)
+
+
 def settings() -> Iterator[Setting]:
     """Yield what is measured, the most telling first."""
     for seed, exits, per in itertools.product(SEEDS, ("every", "last"), TAU):
@@ -258,6 +264,9 @@ def settings() -> Iterator[Setting]:
         ):
             if exits == "every":
                 yield Setting(part, per, exits, seed, name, -3.0, "adam")
+        for part, name, optimizer in itertools.product(PRICES, ("relaxed", "exact", "advantage"), RATES):
+            if (exits, per) == ("every", "example"):
+                yield Setting(part, per, exits, seed, name, -3.0, optimizer)
 
 
 def backbone(setting: Setting, folder: Path) -> Loop:
@@ -276,10 +285,10 @@ def baseline_row(net: Loop, setting: Setting, test: Exits, other: Exits) -> Row:
     """Return the measures of a fixed depth, or of a calibrated confidence exit."""
     if setting.objective == "confidence":
         margins = [confidence(net, exits) for exits in (test, other)]
-        row = evaluated(margins[0], test, margins[1], setting.per)
+        row = evaluated(margins[0], test, margins[1], setting)
         return {name: row[name] for name in AT_BUDGET}
     steps = torch.full(test.distance.shape, int(setting.objective.split()[1]))
-    cost = f"{cost_of(test, steps, TAU[setting.per]):.4f}"
+    cost = f"{cost_of(test, steps, price_of(setting)):.4f}"
     return {"cost": cost, "steps": str(steps.max().item()), "strings": f"{strings_right(test, steps):.3f}"}
 
 
@@ -319,10 +328,10 @@ def main() -> None:
             generator = torch.Generator().manual_seed(setting.seed + 4000)
             with torch.no_grad():
                 test, other = (exits_of(along, setting.per, HELD_OUT, generator) for _ in range(2))
-            row = evaluated(head(test.features), test, head(other.features), setting.per)
+            row = evaluated(head(test.features), test, head(other.features), setting)
         else:
             head, (test, other) = trained(net, setting, pool), held_out
-            row = evaluated(head(test.features), test, head(other.features), setting.per)
+            row = evaluated(head(test.features), test, head(other.features), setting)
         named = {name: str(value) for name, value in setting._asdict().items()}
         rows.append(named | dict.fromkeys(MEASURES, "") | row)
         write_csv(arguments.out, rows)
