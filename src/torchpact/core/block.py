@@ -211,14 +211,14 @@ class AdaptiveBlock(HaltingModule):
         context: tuple[Any, ...],
         named: Mapping[str, Any] | None,
     ) -> State:
-        before = state.versions(u)
+        before = state.versions(u) if index else None
         told: dict[str, Any] = {**named} if named else {}
         if is_indexed(step):
             told["iteration"] = index + 1
         if gate is not None and gated:
             told["gate"] = gate.to(state.parts(u)[0].dtype)
         moved: State = step(u, *context, **told)
-        if index == 0:
+        if index == 0:  # it may change the shape
             return moved
         if before != state.versions(u):
             raise ValueError(

@@ -129,7 +129,8 @@ def ponder_of_logits(
     always = torch.full(steps.shape, torch.inf, dtype=dtype, device=steps.device)
     stacked = torch.stack([*logits] + [always] * (max_steps - len(logits)))
     probs = torch.sigmoid(stacked)
-    expected = steps_from_survival(torch.sigmoid(-stacked[:-1]), 0)
+    # no position goes on after a logit of +∞
+    expected = steps_from_survival(torch.sigmoid(-stacked[: min(len(logits), max_steps - 1)]), 0)
     known = every_h or not mode.hard
     return Ponder(
         probs=probs,
