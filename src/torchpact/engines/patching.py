@@ -11,7 +11,7 @@ from torchpact.core.call_args import CallArgs
 from torchpact.core.collect import report
 from torchpact.core.modes import Thresholded
 from torchpact.core.ponder import Ponder, is_unknown, without_details
-from torchpact.core.run_bounds import run_bounds_of
+from torchpact.core.thresholds import run_bounds_of
 from torchpact.engines.base import NO_CONTEXT, Runner, Unsupported
 from torchpact.engines.hooked import PatchedLayers
 from torchpact.engines.reference import Reference

@@ -10,8 +10,8 @@ from torchpact.core.block import AdaptiveBlock
 from torchpact.core.call_args import CallArgs
 from torchpact.core.modes import NeverHalt
 from torchpact.core.ponder import Ponder
-from torchpact.core.run_bounds import run_bounds
 from torchpact.core.state import State
+from torchpact.core.thresholds import run_bounds
 from torchpact.engines.base import NO_CONTEXT, Runner
 from torchpact.flops.metering import loop_of
 from torchpact.specs import BlockSpec, dense_execution, has_gated_execution

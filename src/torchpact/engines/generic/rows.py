@@ -51,7 +51,7 @@ class RowsEngine(Engine):
             return f"expected an adaptive block, got a {type(block).__name__}"
         if type(block).forward is not AdaptiveBlock.forward or "forward" in vars(block):
             return f"expected the forward of AdaptiveBlock, got one of its own in {type(block).__name__}"
-        if not spec.mode.leaves:
+        if not spec.mode.can_exit_early:
             return f"expected a mode in which positions halt early, got {spec.mode}"
         gated = [step for step in spec.steps[1:] if has_gated_execution(step)]
         if not gated:
