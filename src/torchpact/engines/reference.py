@@ -86,7 +86,10 @@ class BlockRunner(Runner):
             bounds=self.block.bounds_of(mode, None) if bounds is None else bounds,
             keeps_logits=self.spec.keeps_details,
         )
-        return loop.result(u)
+        output, ponder = loop.result(u)
+        # not by _replace, which torch.compile of 2.11 cannot trace
+        probs, steps, expected, cost, log_prob, *_ = ponder
+        return output, Ponder(probs, steps, expected, cost, log_prob, None, self.spec.label, self.spec.price)
 
     def accepts(self, u: State, context: CallArgs) -> bool:
         """Any context that steps take."""
