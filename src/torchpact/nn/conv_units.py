@@ -203,10 +203,17 @@ def join_patches(x: Tensor) -> Tensor:
     return x.flatten(4).flatten(2, 3) if x.dim() == 6 else x
 
 
+class FusibleNorm(nn.BatchNorm2d):
+    """The base of batch norms that compute their ReLU in the same kernel."""
+
+    def activated(self, x: Tensor) -> Tensor:
+        """Normalise and rectify."""
+        return F.relu(self(x))
+
+
 def activated(norm: nn.BatchNorm2d, u: Tensor) -> Tensor:
-    """Normalise and rectify: at once, where the norm knows how to."""
-    at_once = getattr(norm, "activated", None)
-    return F.relu(norm(u)) if at_once is None else at_once(u)
+    """Normalise and rectify, in one kernel where the norm has one."""
+    return norm.activated(u) if isinstance(norm, FusibleNorm) else F.relu(norm(u))
 
 
 def make_norm(channels: int) -> nn.BatchNorm2d:
