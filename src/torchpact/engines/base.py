@@ -79,7 +79,7 @@ class NetworkRunner(ABC):
 
         """
 
-    def tune(self, images: Tensor) -> None:  # noqa: B027 (likewise)
+    def tune(self, images: Tensor) -> None:  # noqa: B027 (most have nothing to choose)
         """Choose what is fastest for calls like this one; called once, before it is measured."""
 
 
