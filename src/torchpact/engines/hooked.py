@@ -126,7 +126,7 @@ class PatchedLayers:
         return _Running(self.run, call, entry.collectors)
 
     def _watched(self) -> bool:
-        """Whether other hooks see the states between layers, which must then be kept."""
+        """Whether somebody else's hooks see the states between layers, which must then be kept."""
         return any(len(layer._forward_hooks) > 1 for layer in self.layers)
 
 
