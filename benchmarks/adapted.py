@@ -51,6 +51,7 @@ from torchpact.engines.timing import CpuContention, interleaved
 Row = dict[str, object]
 KEY = ("network", "inputs", "dtype", "per", "active")
 SHARES = (0.25, 0.5)
+WAYS = ("eager", "compiled", "openvino", "onnxruntime", "dense")
 PAST = 256
 
 
@@ -310,7 +311,7 @@ def filled(rows: list[Row], ways: dict[str, Way], seconds: float) -> list[Row]:
         if not disturbed:
             break
     caches = [each for name, each in times.items() if name.startswith("compiled")]
-    others = {name: times[name] for name in ("eager", "openvino", "onnxruntime", "dense") if name in times}
+    others = {name: times[name] for name in WAYS if name in times}
     others |= {"compiled": min(caches)} if caches else {}
     torch_best = min(others[name] for name in ("eager", "compiled") if name in others)
     made = []
@@ -324,8 +325,8 @@ def filled(rows: list[Row], ways: dict[str, Way], seconds: float) -> list[Row]:
         first |= {"speedup": round(torch_best / ours, 2), "theory": theory}
         first["of_theory"] = round(torch_best / ours / theory, 2)
         for name in ("openvino", "onnxruntime"):
-            known = others.get(name)
-            first[f"of_theory_over_{name}"] = "" if known is None else round(known / ours / theory, 2)
+            other = others.get(name)
+            first[f"of_theory_over_{name}"] = "" if other is None else round(other / ours / theory, 2)
         made.append(first | row | {"disturbed": disturbed})
     return made
 

@@ -139,9 +139,7 @@ class PatchedLayers:
 
 
 class _WithHooks:
-    """A layer as its class has it, with the hooks of its run: these are taken from it, as calls of an engine
-    would go through them for nothing.
-    """
+    """A layer as its class has it, and the hooks of its run, which calls of an engine need not go through."""
 
     def __init__(self, layer: nn.Module, run: LayerRun) -> None:
         self.layer, self.run = layer, run

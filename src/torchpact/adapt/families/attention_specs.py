@@ -213,13 +213,21 @@ def _read_hugging_face(
     if cache is not None:
         if index is None or not hasattr(cache, "update") or hasattr(cache, "cross_attention_cache"):
             return None
-        update = partial(_updated, cache, index)
+        update = partial(_updated, cache, index, causal and mask is None)
     return LayerContext(mask, causal and mask is None, given.get("position_embeddings"), update)
 
 
-def _updated(cache: Any, index: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-    updated: tuple[Tensor, Tensor] = cache.update(keys, values, index)
-    return updated
+def _updated(
+    cache: Any, index: int, without_mask: bool, keys: Tensor, values: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Write to a cache, and return what tokens attend to."""
+    length = keys.size(2)
+    keys, values = cache.update(keys, values, index)
+    if without_mask and length > 1:
+        # transformers leaves out the mask of several tokens only if they are the first of a sequence; a static
+        # cache returns places that are yet to be written, too
+        return keys[:, :, :length], values[:, :, :length]
+    return keys, values
 
 
 def torch_call(call: CallArgs) -> LayerContext | None:
