@@ -11,10 +11,9 @@ the real size, which take as long.
 ``theory`` is the ratio of the FLOPs that ``tp.count_flops`` counts, heads included; when decoding, the ratio
 of the bytes of weights that have to be read: layers down to the deepest row, keys and values of those below,
 and the output layer. ``of_theory`` is the measured speed-up over the best of torch, divided by it. ``dense``
-is ours with nothing halted. ``compiled`` decodes with the better of two caches: the default one, and the
-static one. All take turns but ONNX Runtime, which is measured by itself after them, for its threads keep a
-core busy between calls. It has no kernels for bfloat16 on a CPU, and is left out there; neither it nor
-OpenVINO decodes with a cache here.
+is ours with nothing halted. ``compiled`` decodes with a static cache. All take turns but ONNX Runtime, which
+is measured by itself after them, for its threads keep a core busy between calls. It has no kernels for
+bfloat16 on a CPU, and is left out there; neither it nor OpenVINO decodes with a cache here.
 
 A case (a network and a size) is measured at a time, and its rows replace those of earlier runs in the CSV.
 """
@@ -278,10 +277,8 @@ def decoding(net: Any, case: Case, batch: dict[str, Any], arguments: Any) -> lis
     dynamic = caller(False)
     ways: dict[str, Way] = {"eager": lambda: dynamic(net)}
     if arguments.compile:
-        compiled, static = torch.compile(net, dynamic=True), caller(True)
-        ways["compiled dynamic"] = lambda: dynamic(compiled)
-        fixed = torch.compile(copy.deepcopy(net), dynamic=False)
-        ways["compiled static"] = lambda: static(fixed)
+        compiled, static = torch.compile(net, dynamic=False), caller(True)
+        ways["compiled"] = lambda: static(compiled)
     weights = sum(p.numel() for p in net.model.layers[0].parameters())
     own = net.model.layers[0].self_attn
     both, head = own.k_proj.weight.numel() + own.v_proj.weight.numel(), net.lm_head.weight.numel()
@@ -323,9 +320,7 @@ def measured(ways: dict[str, Way], seconds: float) -> tuple[dict[str, float], bo
 
 def filled(rows: list[Row], times: dict[str, float], disturbed: bool) -> list[Row]:
     """Return the rows with what all ways took."""
-    caches = [each for name, each in times.items() if name.startswith("compiled")]
     others = {name: times[name] for name in WAYS if name in times}
-    others |= {"compiled": min(caches)} if caches else {}
     torch_best = min(others[name] for name in ("eager", "compiled") if name in others)
     made = []
     for row in rows:
