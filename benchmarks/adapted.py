@@ -18,6 +18,7 @@ bfloat16 on a CPU, and is left out there; neither it nor OpenVINO decodes with a
 A case (a network and a size) is measured at a time, and its rows replace those of earlier runs in the CSV.
 """
 
+import argparse
 import copy
 import csv
 import io
@@ -240,7 +241,7 @@ def whole(net: nn.Module, case: Case, batch: dict[str, Any], arguments: Any) -> 
         )
     times, disturbed = measured(ways | ours, arguments.seconds)
     made = None
-    if case.exports:
+    if case.exports and arguments.onnx:
         made = quietly(onnx_way, _Positional(copy.deepcopy(net), batch).eval(), first, dtype)
     if made is not None:
         times |= interleaved({"onnxruntime": made}, seconds=arguments.seconds / 4)
@@ -390,6 +391,7 @@ def main() -> None:
     parser.add_argument("--minilm", type=Path, help="folder with MiniLM's config.json and model.safetensors")
     parser.add_argument("--only", nargs="*", default=[*CASES], choices=[*CASES])
     parser.add_argument("--dtypes", nargs="*", default=["float32", "bfloat16"])
+    parser.add_argument("--onnx", action=argparse.BooleanOptionalAction, default=True)
     arguments = parser.parse_args()
     for dtype in arguments.dtypes:
         for name in arguments.only:
