@@ -1,8 +1,9 @@
-"""Criteria of every kind, and the same decisions by independent loops over positions, one number at a time."""
+"""Criteria of every kind, and the same decisions by loops over positions, one number at a time."""
 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -138,8 +139,8 @@ def by_hand(
 
 def bound_within(logits: Tensor) -> float:
     """Return the threshold that spreads positions over the most depths, away from all logits."""
-    values = logits[logits.isfinite()].unique().tolist()
-    middles = [(a + b) / 2 for a, b in zip(values, values[1:], strict=False) if b - a > 1e-2]
+    values: list[float] = logits[logits.isfinite()].unique().tolist()
+    middles = [(a + b) / 2 for a, b in pairwise(values) if b - a > 1e-2]
     return max(middles or [0.0], key=lambda bound: len(steps_of(logits, bound).unique()))
 
 
@@ -161,6 +162,7 @@ def block(criterion: Any, length: int = 6, size: int = 4) -> tp.AdaptiveBlock:
             self.linear, self.scale = nn.Linear(size, size), 2.0 / (1 + index)
 
         def forward(self, u: Tensor) -> Tensor:
-            return u + self.scale * (3 * self.linear(u)).sin()
+            moved: Tensor = self.scale * (3 * self.linear(u)).sin()
+            return u + moved
 
     return tp.AdaptiveBlock([Step(index) for index in range(length)], criterion, mode="thresholded")

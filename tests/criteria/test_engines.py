@@ -8,6 +8,7 @@ from torch import nn
 
 import torchpact as tp
 from tests.adapt.networks import BERT, LLAMA, first, runs
+from tests.core.test_exits import kept
 from tests.criteria.cases import CASES, CLASSES, block, bound_within
 from torchpact import criteria
 from torchpact.core.criterion import Criterion
@@ -31,8 +32,7 @@ def test_compaction_decides_as_the_dense_engine_does(case, shape):
     net, u = block(case.make(read)).eval(), torch.randn(shape)
     with torch.no_grad():
         _, plain = net(u, exits=True)
-    assert plain.exits is not None
-    tp.use_thresholds(net, tp.Thresholds(bound_within(plain.exits.logits[:-1])))
+    tp.use_thresholds(net, tp.Thresholds(bound_within(kept(plain).logits[:-1])))
     fast = tp.deploy(net, u, engines=["compact"])
     assert fast.report.measurements[0].engine == "compact", fast.explain()
     for given in (u, torch.randn(13, *shape[1:])):
@@ -82,9 +82,8 @@ def adapted(network, criterion, per, inputs):
     net = tp.adapt(network.build(), per=per, heads=criterion)
     with tp.collect(net, exits=True) as ponders, torch.no_grad():
         net(**inputs)
-    assert ponders[0].exits is not None
     real = inputs["attention_mask"].bool()
-    logits = ponders[0].exits.logits[:-1]
+    logits = kept(ponders[0]).logits[:-1]
     tp.use_thresholds(net, tp.Thresholds(bound_within(logits[:, real] if per == "token" else logits)))
     return net, real if per == "token" else torch.ones(len(real), 1, dtype=torch.bool)
 
