@@ -108,7 +108,6 @@ def from_pretrained(
         >>> def network():
         ...     layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
         ...     return nn.TransformerEncoder(layer, 4, enable_nested_tensor=False)
-    <<<<<<< HEAD
         >>> net = tp.adapt(network(), heads=tp.criteria.LatentChange())
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     tp.save_pretrained(net, folder)
@@ -117,13 +116,6 @@ def from_pretrained(
         ModuleList(
           (0): LatentChange(per=None)
         )
-    =======
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     tp.save_pretrained(tp.adapt(network(), per="example"), folder)
-        ...     net = tp.from_pretrained(folder, net=network())
-        >>> net.torchpact.config.runs[0].per
-        'example'
-    >>>>>>> speed
 
     """
     # here and below: import torchpact imports torch alone
