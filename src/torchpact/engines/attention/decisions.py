@@ -16,6 +16,9 @@ from torchpact.engines.base import Unsupported
 from torchpact.specs.blocks import BlockSpec, Bounds
 from torchpact.specs.heads import CriterionHead, HeadSpec, LinearHead, NeverHead, RowHead
 
+FEW = 128
+"""The most rows whose logits take less time in single precision than in bfloat16: 32×384 took 4 and 14 µs."""
+
 
 class Decisions:
     """The decisions of one call of a run of layers.
@@ -51,7 +54,7 @@ class Decisions:
             may_stop=not by_row,
             keeps_logits=spec.keeps_details,
         )
-        self._bounds = None if spec.keeps_details else self._loop.rules.bounds
+        self._bounds = self._loop.rules.bounds if by_row else None
         if not self.adaptive:
             self._loop, _ = decide(self._loop, torch.zeros(*shape, 1, device=device))
         self._open: int | None = None  # positions that have not halted
@@ -78,7 +81,8 @@ class Decisions:
             found = _of_rows(head, moved)
             known = self._bounds is not None and self._loop.gate is not None
             if known and not bool(exceeds(found, self._bounds[index]).any()):  # type: ignore[index]
-                self._loop = go_on(self._loop)
+                kept = self._logits(head, u, found, rows) if self.spec.keeps_details else None
+                self._loop = go_on(self._loop, kept)
                 return None
         elif isinstance(head, CriterionHead):
             found = self._asking.logits(head.module, index, before, u, own, moved, rows)
@@ -148,4 +152,6 @@ def _of_rows(head: LinearHead | RowHead, rows: Tensor) -> Tensor:
     x = rows.to(head.weight.dtype)
     if isinstance(head, RowHead) and head.normalized:
         x = F.layer_norm(x, (x.size(-1),))
+    if len(x) <= FEW and x.dtype == torch.bfloat16:
+        return F.linear(x.float(), head.weight.float(), None if head.bias is None else head.bias.float())
     return at_least_single(F.linear(x, head.weight, head.bias))
