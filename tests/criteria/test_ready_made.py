@@ -159,6 +159,28 @@ def test_gradients_reach_a_read_out_on_request_only():
                 assert read.weight.grad.abs().sum() > 0
 
 
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_states_that_stay_as_they_are_have_gradients_and_those_that_are_not_numbers_show(case):
+    """Relaxed and gated runs freeze states, whose logits may be infinite."""
+    read = nn.Linear(4, CLASSES)
+    criterion = case.make(read, per="token")
+    for part in (criterion, *getattr(criterion, "criteria", ())):
+        part.detach = False
+    u = torch.randn(3, 5, 4, requires_grad=True)
+    found = criterion(Exit(u, u, 0))
+    memory = found[1] if isinstance(found, tuple) else None
+    again = criterion(Exit(u, u, 1, memory=memory))
+    logits = again[0] if isinstance(again, tuple) else again
+    if logits.requires_grad:
+        weight = torch.where(logits.isfinite(), 1.0, 0.0)
+        (torch.sigmoid(logits) * weight).sum().backward()
+        assert u.grad is None or u.grad.isfinite().all()
+    if "unchanged" not in case.name and "two" not in case.name:
+        lost = torch.full((3, 5, 4), torch.nan)
+        found = criterion(Exit(lost, u.detach(), 1, memory=memory))
+        assert (found[0] if isinstance(found, tuple) else found).isnan().all()
+
+
 def test_a_learned_combination_learns_the_weights_of_criteria(read):
     both = criteria.Combined([criteria.Confidence(read), criteria.LatentChange()], "learned", bias=-1.0)
     net = block(both)
