@@ -8,8 +8,8 @@ The criteria     criteria: what heads look at; use_heads, Exits, exit_thresholds
 The objective    map_loss; reinforce_loss, rloo_loss, EMABaseline; exact_loss, advantage_loss, ponder_loss
 The networks     models: ResNets, plain and adaptive; AdaptiveRNN; count_flops: what a run costs
 Your network     adapt, unadapt, summary; collect: what its blocks did; save_pretrained, from_pretrained
-In earnest       deploy: the same outputs, halted work really skipped
-In general       svo: stochastic variational optimization of any f(z)
+Deployment       deploy: the same outputs, halted work skipped
+Other problems   svo: stochastic variational optimization of any f(z)
 """
 
 from torchpact import models, svo
