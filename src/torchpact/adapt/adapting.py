@@ -1,31 +1,29 @@
 """adapt: a network whose layers halt, made in place of one that runs all of them; and back again."""
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
 from torch import nn
 
 from torchpact.adapt import hooks
 from torchpact.adapt.config import AdaptConfig, RunConfig
 from torchpact.adapt.find import FoundRun, Refusal, Where, find_runs
+from torchpact.adapt.heads import Heads, default_head, name_of, with_heads
 from torchpact.adapt.initial_bias import bias_within, check_call
 from torchpact.adapt.network import holders_of, inner_network
 from torchpact.adapt.refusals import check_found, check_plain
 from torchpact.adapt.width import StateKind, state_kind
 from torchpact.checks import check_number
 from torchpact.core.call_args import CallArgs, call_args
+from torchpact.core.criterion import placed
 from torchpact.core.layer_run import LayerRun, Per
-from torchpact.nn.halting_heads import ExampleHead, PixelHead, TokenHead
 
 NAME = "torchpact"
 """The name of the submodule that an adapted network has besides its own."""
 BIAS = -5.0
 """The bias of heads at the start: with −3 a relaxed MiniLM is another network, cosine 0.81 to itself."""
-
-Heads = Callable[[nn.Module, int], nn.Module]
 
 
 @dataclass(frozen=True)
@@ -90,7 +88,9 @@ def adapt(
         where: The names of the runs to adapt, or a function of the name and the module of a list of layers;
             by default all that are found.
         heads: Makes the head of a layer, called with the layer and the width of its state, such as
-            ``lambda layer, width: nn.Linear(width, 1)``; by default a linear head that starts at zero.
+            ``lambda layer, width: nn.Linear(width, 1)``; or a criterion (see :mod:`torchpact.criteria`), of
+            which each layer gets a copy if it is learned or has parameters of its own, and all share one
+            otherwise; by default a linear head that starts at zero.
         bias: The bias of heads at the start, by default −5.
         example: What the network is called with: a mapping by name, a tuple by position, or the only
             argument. With it, and without ``bias``, the bias is the largest one at which the relaxed network
@@ -139,8 +139,7 @@ def adapt(
         run = _run(root, each, kind, decides, start, heads)
         runs.append(run.train(root.training))
         configs.append(RunConfig(each.name, len(each.layers), decides, kind.width, kind.is_map))
-    name = "linear" if heads is None else getattr(heads, "__qualname__", type(heads).__name__)
-    config = AdaptConfig(tuple(configs), start, name, frozen)
+    config = with_heads(AdaptConfig(tuple(configs), start, name_of(heads), frozen), runs)
     trained = frozenset(name for name, p in root.named_parameters() if frozen and p.requires_grad)
     before = Before(trained, tuple(_settings(root, found)))
     root.add_module(NAME, Adaptation(runs, config, refused, before))
@@ -260,7 +259,10 @@ def _run(
     normalize = family is None or family.normalize
     shared = len({id(layer) for layer in found.layers}) == 1
     layers = found.layers[:1] if shared else found.layers[:-1]
-    made = [_head(layer, kind, per, bias, normalize, batch_dim, heads) for layer in layers]
+    if heads is None:
+        made = [default_head(layer, kind, per, bias, normalize, batch_dim) for layer in layers]
+    else:
+        made = placed(net, heads, layers, per, kind.width)
     return LayerRun(
         found.name,
         found.layers,
@@ -310,29 +312,3 @@ def _settings(net: nn.Module, found: Iterable[FoundRun]) -> Iterator[tuple[str, 
     for run in found:
         for name in _settings_of(net, run):
             yield run.owner, name, getattr(net.get_submodule(run.owner), name)
-
-
-def _head(
-    layer: nn.Module,
-    kind: StateKind,
-    per: Per,
-    bias: float,
-    normalize: bool,
-    batch_dim: int,
-    heads: Heads | None,
-) -> nn.Module:
-    """Return the head of a layer, where and in the precision that the layer is."""
-    head: nn.Module
-    if heads is not None:
-        head = heads(layer, kind.width)
-        if not isinstance(head, nn.Module):
-            raise TypeError(f"expected heads to return a module, got a {type(head).__name__}")
-    elif kind.is_map:
-        head = PixelHead(kind.width, bias, per_example=per == "example")
-    elif per == "example":
-        head = ExampleHead(kind.width, bias, normalize, batch_dim)
-    else:
-        head = TokenHead(kind.width, bias, normalize)
-    like = next((p for p in layer.parameters() if p.is_floating_point()), torch.empty(0))
-    known = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
-    return head.to(device=like.device, dtype=like.dtype if like.dtype in known else None)

@@ -50,6 +50,15 @@ class HaltingModule(nn.Module):
             return self.mode  # type: ignore[no-any-return]
         return Relaxed() if self.training else Thresholded()
 
+    @property
+    def all_heads(self) -> nn.ModuleList:
+        """Its heads: one for each decision, or one for all."""
+        raise NotImplementedError
+
+    def put_heads(self, heads: nn.ModuleList) -> None:
+        """Put other heads in their place."""
+        raise NotImplementedError
+
     def name_within(self, path: str) -> str:
         """Return its name in a network that has it at ``path``."""
         return path

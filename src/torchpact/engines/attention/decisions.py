@@ -7,13 +7,14 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from torchpact.checks import at_least_single
-from torchpact.core.layer_run import PoolingHead
+from torchpact.core.criterion import PoolingHead
 from torchpact.core.loop import HaltingLoop, decide, go_on
 from torchpact.core.modes import Thresholded, exceeds
 from torchpact.core.ponder import Ponder
+from torchpact.engines.attention.criteria import Asking, Scope
 from torchpact.engines.base import Unsupported
 from torchpact.specs.blocks import BlockSpec, Bounds
-from torchpact.specs.heads import HeadSpec, LinearHead, NeverHead, RowHead
+from torchpact.specs.heads import CriterionHead, HeadSpec, LinearHead, NeverHead, RowHead
 
 FEW = 128
 """The most rows whose logits take less time in single precision than in bfloat16: 32×384 took 4 and 14 µs."""
@@ -28,6 +29,7 @@ class Decisions:
         bounds: What logits must exceed in thresholded mode, for each head; None is what the spec says.
         shape: Batch and length.
         device: Where the tokens are.
+        scope: What criteria are asked about; see :func:`~torchpact.engines.attention.criteria.scope_of`.
 
     """
 
@@ -38,6 +40,7 @@ class Decisions:
         bounds: Bounds,
         shape: tuple[int, int],
         device: torch.device,
+        scope: Scope = "batch",
     ) -> None:
         self.spec, self.real, self.shape, self.device = spec, real, shape, device
         self.adaptive = bool(spec.heads)
@@ -55,8 +58,12 @@ class Decisions:
         if not self.adaptive:
             self._loop, _ = decide(self._loop, torch.zeros(*shape, 1, device=device))
         self._open: int | None = None  # positions that have not halted
+        weights = None if real is None or not spec.has_criteria else real.unsqueeze(2).float()
+        self._asking = Asking(scope, weights, shape)
 
-    def after(self, index: int, u: Tensor, moved: Tensor, rows: Tensor | None) -> Tensor | None:
+    def after(
+        self, index: int, u: Tensor, moved: Tensor, rows: Tensor | None, before: Tensor, own: Tensor
+    ) -> Tensor | None:
         """Decide after a layer; return which tokens are active, (batch, length), or None if all still are.
 
         Args:
@@ -64,6 +71,8 @@ class Decisions:
             u: The state after it.
             moved: The tokens that it computed.
             rows: Which these are; None for all.
+            before: The state before it, for criteria.
+            own: The tokens before it.
 
         """
         head = self.spec.heads[index]
@@ -75,6 +84,8 @@ class Decisions:
                 kept = self._logits(head, u, found, rows) if self.spec.keeps_details else None
                 self._loop = go_on(self._loop, kept)
                 return None
+        elif isinstance(head, CriterionHead):
+            found = self._asking.logits(head.module, index, before, u, own, moved, rows)
         self._loop, _ = decide(self._loop, self._logits(head, u, found, rows))
         gate = self._loop.gate
         assert gate is not None
@@ -111,13 +122,14 @@ class Decisions:
         if isinstance(head, NeverHead):
             shape = (batch, length, 1) if like is None else like.shape
             return torch.full(shape, -torch.inf, device=self.device)
-        if found is not None:
+        if isinstance(head, LinearHead | RowHead):
+            assert found is not None
             if rows is not None:
                 everything = found.new_full((batch * length, 1), torch.inf)
                 found = everything.index_copy_(0, rows, found)
             found = found.view(batch, length, 1)
         else:
-            found = at_least_single(self._asked(head.module, u))
+            found = at_least_single(self._asked(head.module, u) if found is None else found)
             if found.shape not in ((batch, length, 1), (batch, 1, 1)):
                 raise Unsupported(f"expected a logit a token or an example, got {tuple(found.shape)}")
             if self.real is not None and found.size(1) == length:

@@ -12,6 +12,7 @@ from torch import Tensor
 from torchpact.core import state
 from torchpact.core.block import AdaptiveBlock
 from torchpact.core.call_args import CallArgs
+from torchpact.core.criterion import Exit, Memory, map_memory
 from torchpact.core.loop import HaltingLoop, decide
 from torchpact.core.modes import Mode, Thresholded, as_mode
 from torchpact.core.ponder import Ponder
@@ -141,8 +142,8 @@ def run_compacted(
 
     """
     hard = loop.rules.mode.hard
-    u = block.run_step(0, u, None, *rest)
-    logits = block.halting_logits(0, u)
+    before, u = u, block.run_step(0, u, None, *rest)
+    logits, memory = block.ask(Exit(u, before, 0, context=CallArgs(*rest)))
     if logits.shape != state.per_example(logits):
         raise Unsupported(f"expected one halting logit an example, got logits of {tuple(logits.shape)}")
     if block.max_steps == 1:
@@ -152,7 +153,8 @@ def run_compacted(
     for index in range(1, block.max_steps):
         if index > 1:
             # decisions are made for all examples, so that draws do not depend on which have halted
-            logits = _spread(block.halting_logits(index - 1, u), active, loop)
+            found, memory = block.ask(Exit(u, before, index - 1, None, memory, CallArgs(*rest)))
+            logits = _spread(found, active, loop)
         loop, weight = decide(loop, logits)
         assert loop.gate is not None
         assert weight is not None
@@ -172,7 +174,8 @@ def run_compacted(
             active = stay if active is None else active.index_select(0, stay)
             u, gate = state.rows_of(u, stay), gate.index_select(0, stay)
             rest = rows(rest, per_example, stay)
-        u = block.run_step(index, u, gate, *rest)
+            memory = _rows_of_memory(memory, stay)
+        before, u = u, block.run_step(index, u, gate, *rest)
     # of the last rows, or of those that halted last
     if hard:
         output = u if active is None else _put(output, active, u)
@@ -212,6 +215,11 @@ class Compact(Engine):
         u, context = example.args[0], CallArgs(example.args[1:], dict(example.kwargs))
         positions = check_independence(spec.module, u, context)
         return CompactRunner(spec.module, positions, (u, context))
+
+
+def _rows_of_memory(memory: Memory, stay: Tensor) -> Memory:
+    """Return the rows of what a criterion keeps that stay."""
+    return map_memory(lambda part: part.index_select(0, stay), memory)
 
 
 def _rows(values: Tensor, active: Tensor | None) -> Tensor:
