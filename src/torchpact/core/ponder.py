@@ -98,6 +98,26 @@ def mean_over_positions(values: Tensor, weights: Tensor | None = None) -> Tensor
     return total / torch.where(whole > 0, whole, torch.ones_like(whole))
 
 
+def mean_over_batch(values: Tensor, weights: Tensor | None = None) -> Tensor:
+    """Return the mean over examples of the mean over their positions, as they weigh; 0 for an empty batch.
+
+    Args:
+        values: One number for each position, of shape (batch, …).
+        weights: As for :func:`mean_over_positions`.
+
+    Returns:
+        A scalar.
+
+    Example:
+        >>> mean_over_batch(torch.tensor([[1.0, 3.0], [4.0, 4.0]]), torch.tensor([[1.0, 0.0], [1.0, 1.0]]))
+        tensor(2.5000)
+
+    """
+    if weights is not None:
+        values = mean_over_positions(values, weights)
+    return values.sum() / max(values.numel(), 1)  # one rank of a distributed run may be handed no example
+
+
 def ponder_of_logits(
     logits: Sequence[Tensor],
     max_steps: int,
