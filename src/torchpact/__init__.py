@@ -7,12 +7,14 @@ The block        AdaptiveBlock, Ponder, Residual, use_mode, use_thresholds
 The objective    map_loss; reinforce_loss, rloo_loss, EMABaseline; exact_loss, advantage_loss, ponder_loss
 The networks     models: ResNets, plain and adaptive; AdaptiveRNN; count_flops: what a run costs
 Your network     adapt, unadapt, summary; collect: what its blocks did; save_pretrained, from_pretrained
+To a budget      Budget: train to it; calibrate: thresholds that meet it, ThresholdTable: for several
 In earnest       deploy: the same outputs, halted work really skipped
 In general       svo: stochastic variational optimization of any f(z)
 """
 
 from torchpact import models, svo
 from torchpact.adapt import adapt, from_pretrained, save_pretrained, summary, unadapt
+from torchpact.budget import Budget, PriceController, ThresholdTable, calibrate
 from torchpact.core.baseline import EMABaseline
 from torchpact.core.block import AdaptiveBlock
 from torchpact.core.collect import Ponders, collect
@@ -37,21 +39,25 @@ __all__ = [
     "ACTHalting",
     "AdaptiveBlock",
     "AdaptiveRNN",
+    "Budget",
     "Discrete",
     "EMABaseline",
     "HaltingLoop",
     "Mode",
     "Ponder",
     "Ponders",
+    "PriceController",
     "Relaxed",
     "Residual",
     "Thresholded",
+    "ThresholdTable",
     "Thresholds",
     "TruncatedGeometric",
     "act_halting",
     "adapt",
     "advance",
     "advantage_loss",
+    "calibrate",
     "collect",
     "count_flops",
     "decide",
