@@ -20,7 +20,7 @@ from tests.adapt.networks import (
     torch_encoder,
     weights,
 )
-from torchpact.core.layer_run import PoolingHead
+from torchpact.core.criterion import PoolingHead
 
 
 def snapshot(net):

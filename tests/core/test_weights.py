@@ -118,7 +118,7 @@ def test_a_ponder_knows_name_and_price_of_its_block(details):
         assert (other.name, other.price) == ("encoder.2", 2.5)
         assert other.weights is not None
         assert torch.equal(other.weights, REAL)
-    assert tokens()[0](u)[1][-3:] == (None, "", 1.0)
+    assert tokens()[0](u)[1][5:8] == (None, "", 1.0)
 
 
 def test_prices_do_not_enter_the_objectives():

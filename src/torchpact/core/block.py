@@ -1,7 +1,6 @@
 """The adaptive block: run a step, ask the head, move the halting loop on."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -9,8 +8,10 @@ from torch import Tensor, nn
 
 from torchpact.checks import check_count
 from torchpact.core import state
+from torchpact.core.call_args import CallArgs
 from torchpact.core.callables import as_modules, is_gated, is_indexed
-from torchpact.core.collect import report
+from torchpact.core.collect import report, wants_exits
+from torchpact.core.criterion import Exit, Memory, asked, never_bounds
 from torchpact.core.halting_module import HaltingModule
 from torchpact.core.loop import HaltingLoop, advance, checked_logits
 from torchpact.core.modes import Mode, Relaxed, Thresholded, as_mode
@@ -27,8 +28,10 @@ class AdaptiveBlock(HaltingModule):
     heads ``u -> logits`` of the halting probabilities: one for every step, or for every step but the
     last (which needs none), or a single shared one. Logits have as many dimensions as the state and
     broadcast to it: ``(B, 1)`` or ``(B, 1, 1, 1)`` for one decision an example, ``(B, 1, H, W)`` for
-    one a pixel. Only what is an ``nn.Module`` has its parameters registered. A step with a true attribute
-    ``indexed`` is told the number of its iteration, from 1, as ``iteration``.
+    one a pixel. A head may be a :class:`~torchpact.criteria.Criterion`, which sees more than the state; where
+    all are criteria that are not learned, the block starts at the threshold *never*, see
+    :class:`~torchpact.use_thresholds`. Only what is an ``nn.Module`` has its parameters registered. A step
+    with a true attribute ``indexed`` is told the number of its iteration, from 1, as ``iteration``.
 
     Plain steps run whoever has halted: the output is the weighted sum of their results or, in the hard
     modes, the one at halting. Steps that take the mask, as :class:`~torchpact.Residual` does, freeze halted
@@ -91,6 +94,7 @@ class AdaptiveBlock(HaltingModule):
         super().__init__(count, Relaxed() if mode is None else as_mode(mode), name, price)
         self.steps = nn.ModuleList(step_list)
         self.halting = nn.ModuleList(head_list)
+        self.bounds = never_bounds(self.halting, count - 1)
 
     def extra_repr(self) -> str:
         """Return the settings for ``print(block)``."""
@@ -103,6 +107,7 @@ class AdaptiveBlock(HaltingModule):
         mode: Mode | str | None = None,
         thresholds: Thresholds | float | None = None,
         weights: Tensor | None = None,
+        exits: bool = False,
         **named: Any,
     ) -> tuple[State, Ponder]:
         """Run the block.
@@ -114,7 +119,9 @@ class AdaptiveBlock(HaltingModule):
             thresholds: What halts in this run, in thresholded mode: a number as ``Thresholded(number)`` takes
                 it, or :class:`~torchpact.Thresholds`.
             weights: How much each position counts in objectives and FLOPs, of a shape that broadcasts to the
-                decisions'; 0 for padding. They change nothing else.
+                decisions'; 0 for padding. Criteria see them, too; they change nothing else.
+            exits: Whether the ponder has the states and logits after all steps, see
+                :class:`~torchpact.core.exits.Exits`; all L steps run then.
             named: Goes to every step by name.
 
         Returns:
@@ -127,14 +134,22 @@ class AdaptiveBlock(HaltingModule):
         """
         mode = self.present_mode if mode is None else as_mode(mode)
         keep = self.details or torch.is_grad_enabled() or not isinstance(mode, Thresholded)
-        bounds = self.bounds_of(mode, thresholds)
-        loop, u = self.iterate(u, context, named, mode=mode, bounds=bounds, keeps_logits=keep)
+        loop, u = self.iterate(
+            u,
+            context,
+            named,
+            mode=mode,
+            bounds=self.bounds_of(mode, thresholds),
+            keeps_logits=keep,
+            keeps_exits=exits or wants_exits(self),
+            weights=weights,
+        )
         output, ponder = loop.result(u)
         if weights is not None:
             weights = self.checked_weights(weights, ponder.steps)
         # not by _replace, which torch.compile of 2.11 cannot trace
-        probs, steps, expected, cost, log_prob, *_ = ponder
-        ponder = Ponder(probs, steps, expected, cost, log_prob, weights, self.name, self.price)
+        probs, steps, expected, cost, log_prob, _, _, _, kept = ponder
+        ponder = Ponder(probs, steps, expected, cost, log_prob, weights, self.name, self.price, kept)
         report(self, ponder)
         return output, ponder
 
@@ -148,6 +163,8 @@ class AdaptiveBlock(HaltingModule):
         bounds: tuple[float, ...] | None = None,
         may_stop: bool | None = None,
         keeps_logits: bool = True,
+        keeps_exits: bool = False,
+        weights: Tensor | None = None,
     ) -> tuple[HaltingLoop, State]:
         """Run the steps and heads of the block in a halting loop.
 
@@ -159,6 +176,8 @@ class AdaptiveBlock(HaltingModule):
             bounds: See :meth:`HaltingLoop.start`, as for ``may_stop`` and ``keeps_logits``.
             may_stop: Whether the run ends when all positions have halted.
             keeps_logits: Whether probabilities are wanted.
+            keeps_exits: Whether states and logits after all steps are.
+            weights: How much each position counts, for criteria.
 
         Returns:
             The loop after the last step that was run, and the state then.
@@ -166,6 +185,8 @@ class AdaptiveBlock(HaltingModule):
         """
         steps, heads = [*self.steps], [*self.halting]
         gated = [is_gated(step) for step in steps]
+        told = CallArgs(context, {} if named is None else named)
+        asks = range(max(self.max_steps - 1, 1))
         loop = HaltingLoop.start(
             mode,
             self.max_steps,
@@ -173,13 +194,14 @@ class AdaptiveBlock(HaltingModule):
             gated=any(gated[1:] or gated),
             may_stop=may_stop,
             keeps_logits=keeps_logits,
+            keeps_exits=keeps_exits,
         )
         for index in range(self.max_steps):
             which = index if len(steps) > 1 else 0
             after = self._run(steps[which], gated[which], index, u, loop.gate, context, named)
-            head = partial(self._logits, heads, index)
-            loop, u = advance(loop, u, after, head, held=gated[which])
-            del after, head  # which would be held while the next step runs
+            head = heads[index if len(heads) > 1 else 0] if heads and index in asks else None
+            loop, u = advance(loop, u, after, head, held=gated[which], weights=weights, context=told)
+            del after  # which would be held while the next step runs
             if loop.done:
                 loop.draw_the_rest()
                 break
@@ -233,12 +255,19 @@ class AdaptiveBlock(HaltingModule):
 
     def halting_logits(self, index: int, u: State, like: Tensor | None = None) -> Tensor:
         """Return the halting logits after the step at ``index``, checked, in fp32 or better."""
-        return checked_logits(self._logits([*self.halting], index, u), u, index, like)
+        return self.ask(Exit(u, u, index), like)[0]
 
-    @staticmethod
-    def _logits(heads: Sequence[nn.Module], index: int, u: State) -> Tensor:
-        if not heads:  # a single step and no head: one position an example
+    def ask(self, exit: Exit, like: Tensor | None = None) -> tuple[Tensor, Memory]:
+        """Return the halting logits at an exit, checked, in fp32 or better, and the memory of a criterion.
+
+        Args:
+            exit: What is known of the exit.
+            like: Logits or other values of all positions, of the shape that is expected.
+
+        """
+        u, index = exit.state, exit.index
+        if not len(self.halting):  # a single step and no head: one position an example
             first = state.parts(u)[0]
-            return first.new_zeros(state.per_example(first))
-        logits: Tensor = heads[index if len(heads) > 1 else 0](u)
-        return logits
+            return checked_logits(first.new_zeros(state.per_example(first)), u, index, like), None
+        logits, memory = asked(self.halting[index if len(self.halting) > 1 else 0], exit)
+        return checked_logits(logits, u, index, like), memory

@@ -109,19 +109,26 @@ class Collector:
 
     Args:
         names: The blocks, and what they are called where they have no name of their own.
+        exits: Whether their ponders have exits.
 
     """
 
-    def __init__(self, names: Mapping["HaltingModule", str]) -> None:
-        self.names, self.ponders = names, Ponders()
+    def __init__(self, names: Mapping["HaltingModule", str], exits: bool = False) -> None:
+        self.names, self.exits, self.ponders = names, exits, Ponders()
 
     def add(self, block: "HaltingModule", ponder: Ponder) -> None:
         """Add what a block did, if it is one of these."""
         if block in self.names:
-            probs, steps, expected, cost, log_prob, weights, name, price = ponder
+            probs, steps, expected, cost, log_prob, weights, name, price, exits = ponder
             name = name or self.names[block]
+            if self.exits and exits is None:
+                raise ValueError(
+                    f"expected blocks and layers, which keep exits, got {name!r}, which keeps none, as "
+                    "recurrent layers do not"
+                )
+            kept = exits if self.exits else None
             # not by _replace, which torch.compile of 2.11 cannot trace
-            self.ponders.append(Ponder(probs, steps, expected, cost, log_prob, weights, name, price))
+            self.ponders.append(Ponder(probs, steps, expected, cost, log_prob, weights, name, price, kept))
 
 
 Collectors = tuple[Collector, ...]
@@ -137,6 +144,18 @@ def active_collectors() -> Collectors:
     active = _ACTIVE.get()
     # activation checkpointing calls blocks again in backward, and their ponders were gathered already
     return () if active and torch._C._current_graph_task_id() != -1 else active
+
+
+def wants_exits(block: "HaltingModule", collectors: Collectors | None = None) -> bool:
+    """Return whether any collector wants the exits of a block.
+
+    Args:
+        block: The block.
+        collectors: By default those that are active now.
+
+    """
+    active = active_collectors() if collectors is None else collectors
+    return any(collector.exits and block in collector.names for collector in active)
 
 
 def report(block: "HaltingModule", ponder: Ponder, collectors: Collectors | None = None) -> None:
@@ -183,12 +202,22 @@ class collect:
     Under ``torch.compile`` a compiled network adds to the collectors of all threads; begin the ``with``
     statement outside of the compiled function.
 
+    With ``exits`` each ponder has the states and logits after all steps, see
+    :class:`~torchpact.core.exits.Exits`, in any mode and with gradients if they are enabled. The original
+    network's own exits, in one pass::
+
+        with tp.use_mode(net, "thresholded"), tp.use_thresholds(net, tp.Thresholds("never")):
+            with tp.collect(net, exits=True) as ponders:
+                output = net(x)
+
     Args:
         model: The network, adaptive or deployed.
+        exits: Whether states and logits of all exits are kept; recurrent layers and deployed networks, which
+            skip them, have none.
 
     Raises:
         TypeError: The model is not a module.
-        ValueError: It has no adaptive blocks.
+        ValueError: It has no adaptive blocks, or exits are wanted of a deployed network.
 
     Example:
         >>> net = tp.models.psact_resnet32().eval()
@@ -199,7 +228,8 @@ class collect:
 
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, *, exits: bool = False) -> None:
+        from torchpact.core.frozen import FrozenModule
         from torchpact.core.halting_module import halting_modules
 
         found = halting_modules(model)
@@ -208,7 +238,11 @@ class collect:
                 f"expected a network with adaptive blocks, got {type(model).__name__} without any: "
                 "tp.adapt makes its layers adaptive"
             )
-        self._collector = Collector({block: name for name, block in found.items()})
+        if exits and any(isinstance(module, FrozenModule) for module in model.modules()):
+            raise ValueError(
+                "expected the network itself for its exits, got a deployed one, which skips them"
+            )
+        self._collector = Collector({block: name for name, block in found.items()}, exits)
 
     def __enter__(self) -> Ponders:
         self._token = _ACTIVE.set((*_ACTIVE.get(), self._collector))

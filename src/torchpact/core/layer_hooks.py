@@ -12,13 +12,13 @@ from torch import Tensor, nn
 
 from torchpact.checks import readable
 from torchpact.core import state
-from torchpact.core.collect import report
+from torchpact.core.call_args import CallArgs
+from torchpact.core.collect import report, wants_exits
 from torchpact.core.layer_run import LayerRun
 from torchpact.core.layer_scopes import Entry, Scope, entry_of, scope_of, scopes_now
 from torchpact.core.loop import HaltingLoop, advance
 from torchpact.core.modes import Thresholded
 from torchpact.core.ponder import Ponder
-from torchpact.core.state import State
 
 _CARRIED = "torchpact_carried"
 """The attribute of a tensor that holds what travels on it."""
@@ -37,6 +37,7 @@ class _Call:
             interpolated=True,
             may_stop=False,  # hooks cannot keep the network from calling its layers
             keeps_logits=run.details or torch.is_grad_enabled() or not isinstance(mode, Thresholded),
+            keeps_exits=wants_exits(run, entry.collectors),
         )
         self.ended = False
 
@@ -134,12 +135,10 @@ class LayerHook:
             self._check(carried, before, after, (*args, *kwargs.values()))
             before = before.to(after.dtype)  # under autocast
 
-        def head(u: State) -> Tensor:
-            assert isinstance(u, Tensor)
-            return run.halting_logits(index, u, call.weights)
-
         last = index + 1 == run.max_steps
-        loop, u = advance(loop, before, after, None if last else head, held=False)
+        head = None if last else run.head_after(index)
+        told = context_of(args, kwargs)
+        loop, u = advance(loop, before, after, head, held=False, weights=call.weights, context=told)
         assert isinstance(u, Tensor)
         rest = () if isinstance(output, Tensor) else output[1:]
         if last:
@@ -258,6 +257,19 @@ def first_state(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     raise TypeError(
         "expected a layer that takes one hidden state first, got another: leave its run out by where="
     )
+
+
+def context_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> CallArgs:
+    """Return the arguments of a layer besides its hidden state, the first tensor.
+
+    >>> context_of((torch.zeros(1), 2), {"mask": None})
+    CallArgs(args=(2,), kwargs={'mask': None})
+    """
+    for place, given in enumerate(args):
+        if isinstance(given, Tensor):
+            return CallArgs((*args[:place], *args[place + 1 :]), kwargs)
+    state_name = next((name for name, given in kwargs.items() if isinstance(given, Tensor)), None)
+    return CallArgs(args, {name: given for name, given in kwargs.items() if name != state_name})
 
 
 def first_output(name: str, output: Any) -> Tensor:

@@ -8,9 +8,12 @@ from typing import Literal
 
 from torch import Tensor, nn
 
+from torchpact.core.criterion import BatchSecond, Criterion, Head, never_bounds
+from torchpact.core.exits import Exits
 from torchpact.core.halting_module import HaltingModule
 from torchpact.core.modes import Mode
 from torchpact.core.ponder import Ponder
+from torchpact.core.state import map_state
 
 Per = Literal["token", "example", "pixel"]
 
@@ -25,8 +28,10 @@ class LayerRun(HaltingModule):
         name: The name of the layers' container in the network, which its ponders carry.
         layers: The modules in the order of the calls; one that is called several times stands there as often.
         layer_names: Their names in the network.
-        heads: One module for every layer but the last, called as ``head(u)`` on the hidden state, or as
-            ``head(u, weights)`` if it is a :class:`PoolingHead`.
+        heads: One module for every layer but the last, or one for all, called as ``head(u)`` on the hidden
+            state, or as ``head(u, weights)`` if it is a :class:`~torchpact.core.criterion.PoolingHead`; or a
+            :class:`~torchpact.core.criterion.Criterion`. Of criteria that are not learned the run starts at
+            the threshold *never*.
         per: For what decisions are made: tokens, pixels or examples.
         batch_dim: The dimension of the hidden state that is the batch.
         causal: Whether tokens see those before them only, as in decoders, so that a call with a cache has the
@@ -51,6 +56,7 @@ class LayerRun(HaltingModule):
     ) -> None:
         super().__init__(len(layers), None, name, price)
         self.heads = nn.ModuleList(heads)
+        self.bounds = never_bounds(self.heads, len(layers) - 1)
         self.per, self.batch_dim, self.causal = per, batch_dim, causal
         self.layer_names = tuple(layer_names)
         self.__dict__["layers"] = tuple(layers)  # they are submodules of the network, not of this
@@ -69,34 +75,23 @@ class LayerRun(HaltingModule):
         mode = "train(): relaxed, eval(): thresholded" if self.mode is None else f"{self.mode}"
         return f"{self.name!r}, {self.max_steps} layers, per {self.per}, mode={mode}"
 
-    def halting_logits(self, index: int, u: Tensor, weights: Tensor | None) -> Tensor:
-        """Return the logits after the layer at ``index``.
-
-        Args:
-            index: From 0.
-            u: The hidden state.
-            weights: How much each position counts; None where all do.
-
-        """
+    def head_after(self, index: int) -> Head:
+        """Return what is asked for logits after the layer at ``index``, from 0."""
         head = self.heads[index if len(self.heads) > 1 else 0]
-        logits: Tensor = head(u, weights) if isinstance(head, PoolingHead) else head(u)
-        return logits
+        return BatchSecond(head) if self.batch_dim and isinstance(head, Criterion) else head
 
     def finished(self, ponder: Ponder, weights: Tensor | None) -> Ponder:
         """Return a ponder with what the run knows besides: weights, name and price."""
         if self.batch_dim and ponder.steps.dim() == 3:
             ponder = ponder.map(lambda x: x.transpose(x.dim() - 3, x.dim() - 2))
+        exits = ponder.exits
+        if exits is not None and self.batch_dim:
+            turned = [map_state(lambda x: x.transpose(0, 1), each) for each in exits.states]
+            exits = Exits(tuple(turned), exits.logits)
         if weights is not None:
             if self.batch_dim:
                 weights = weights.transpose(0, 1)
             if self.per == "example":  # an example counts if any of its positions does
                 weights = (weights > 0).flatten(1).any(1).to(weights.dtype).view(-1, 1, 1)
         probs, steps, expected, cost, log_prob, *_ = ponder
-        return Ponder(probs, steps, expected, cost, log_prob, weights, self.name, self.price)
-
-
-class PoolingHead(nn.Module):
-    """The base of heads that look at a whole example: called as ``head(u, weights)`` rather than ``head(u)``.
-
-    Weights say how much each position counts, so that a mean can leave padding out; None where all do.
-    """
+        return Ponder(probs, steps, expected, cost, log_prob, weights, self.name, self.price, exits)

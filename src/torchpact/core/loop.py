@@ -4,7 +4,7 @@ Everything that halts is driven by this loop: :class:`~torchpact.AdaptiveBlock`,
 that drop halted rows, and networks that own their ``for`` loop. Steps and heads are the caller's.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -12,9 +12,14 @@ from torch import Tensor
 
 from torchpact.checks import at_least_single, check_count, readable
 from torchpact.core import state
+from torchpact.core.call_args import CallArgs
+from torchpact.core.criterion import Exit, Head, Memory, asked
+from torchpact.core.exits import exits_of
 from torchpact.core.modes import Mode, Thresholded, as_mode
 from torchpact.core.ponder import Ponder, decisions_only, ponder_of_logits
 from torchpact.core.state import State
+
+_NO_CONTEXT = CallArgs()
 
 
 class Rules(NamedTuple):
@@ -33,6 +38,8 @@ class Rules(NamedTuple):
     may_stop: bool
     """Whether the run may end once all positions have halted."""
     keeps_logits: bool
+    keeps_exits: bool = False
+    """Whether the states after all steps are kept."""
 
 
 class HaltingLoop(NamedTuple):
@@ -65,6 +72,10 @@ class HaltingLoop(NamedTuple):
     """The weighted sum of states so far, or the states at halting; None where it is the last state."""
     frozen: bool = False
     """Whether halted positions keep their state, so that the last state is the output."""
+    memory: Memory = None
+    """What a :class:`~torchpact.core.criterion.Criterion` kept at the last exit."""
+    states: tuple[State, ...] = ()
+    """Those after the steps so far, if exits are kept."""
 
     @classmethod
     def start(
@@ -77,6 +88,7 @@ class HaltingLoop(NamedTuple):
         interpolated: bool = False,
         may_stop: bool | None = None,
         keeps_logits: bool = True,
+        keeps_exits: bool = False,
     ) -> "HaltingLoop":
         """Return the loop before its first step. Gradients are, or are not, wanted as they are now.
 
@@ -90,6 +102,7 @@ class HaltingLoop(NamedTuple):
             may_stop: Whether the run may end once all positions have halted, see :attr:`done`; by default
                 where the mode allows it and there are no gradients.
             keeps_logits: Without, the ponder has decisions only.
+            keeps_exits: Whether the ponder has :class:`~torchpact.core.exits.Exits`; all steps are taken.
 
         Raises:
             ValueError: The mode is unknown, or compares nothing with the bounds; ``max_steps`` is below 1, or
@@ -101,10 +114,11 @@ class HaltingLoop(NamedTuple):
         if bounds is not None and not isinstance(mode, Thresholded):
             raise ValueError(f"expected the mode thresholded with thresholds, got {mode}")
         stops = mode.leaves and not learning if may_stop is None else may_stop
+        stops, keeps_logits = stops and not keeps_exits, keeps_logits or keeps_exits
         fixed = None if bounds is None else tuple(bounds)
         if fixed is not None and len(fixed) != max_steps - 1:
             raise ValueError(f"expected {max_steps - 1} bounds for max_steps={max_steps}, got {len(fixed)}")
-        rules = Rules(mode, max_steps, fixed, gated, interpolated, learning, stops, keeps_logits)
+        rules = Rules(mode, max_steps, fixed, gated, interpolated, learning, stops, keeps_logits, keeps_exits)
         return cls(rules)
 
     @property
@@ -139,7 +153,7 @@ class HaltingLoop(NamedTuple):
         steps = self.steps.long()
         if not self.rules.keeps_logits:
             return decisions_only(self.rules.max_steps, steps, steps.to(self.remaining.dtype))
-        return ponder_of_logits(
+        found = ponder_of_logits(
             self.logits,
             self.rules.max_steps,
             steps,
@@ -147,6 +161,9 @@ class HaltingLoop(NamedTuple):
             self.rules.learning,
             self.remaining.dtype,
         )
+        if not self.rules.keeps_exits:
+            return found
+        return found.with_exits(exits_of(self.states, self.logits, self.remaining))
 
     def result(self, u: State) -> tuple[State, Ponder]:
         """Return the output and the ponder of a run that ended with the state ``u``.
@@ -160,9 +177,6 @@ class HaltingLoop(NamedTuple):
         return self.output_of(u), self.ponder()
 
 
-Head = Callable[[State], Tensor]
-
-
 def advance(
     loop: HaltingLoop,
     before: State,
@@ -170,6 +184,8 @@ def advance(
     logits: Tensor | Head | None,
     *,
     held: bool | None = None,
+    weights: Tensor | None = None,
+    context: CallArgs = _NO_CONTEXT,
 ) -> tuple[HaltingLoop, State]:
     """Move a loop on by one step: freeze what has halted, decide what halts, gather the output.
 
@@ -178,9 +194,12 @@ def advance(
         before: The state before the step.
         after: What the step made of it.
         logits: The logits of h after this step, or the head that gives them, which is asked about the state
-            to go on with; None after the last step, which always halts. They have as many dimensions as the
-            state and broadcast to it.
+            to go on with, or a :class:`~torchpact.core.criterion.Criterion`, which is asked about the exit;
+            None after the last step, which always halts. They have as many dimensions as the state and
+            broadcast to it.
         held: Whether this step left halted positions as they are; by default as ``gated`` says.
+        weights: How much each position counts, for criteria; None where all do.
+        context: What the step was given besides the state, for criteria.
 
     Returns:
         The loop after the step, and the state to go on with.
@@ -201,21 +220,30 @@ def advance(
     if loop.taken >= rules.max_steps:
         raise ValueError(f"expected at most max_steps={rules.max_steps} steps, got one more")
     u = _held(loop, before, after, rules.gated if held is None else held)
+    if rules.keeps_exits:
+        loop = loop._replace(states=(*loop.states, u))
     if loop.remaining is not None and loop.taken + 1 >= rules.max_steps:
-        return loop._replace(taken=loop.taken + 1, gate=None), u
+        return loop._replace(taken=loop.taken + 1, gate=None, memory=None), u
     if logits is None and rules.max_steps > 1:
         raise ValueError(
             f"expected logits or a head after step {loop.taken + 1} of {rules.max_steps}, got None"
         )
-    given = checked_logits(_asked(logits, u), u, loop.taken, loop.remaining)
+    memory = loop.memory
+    if logits is None:  # a single step and no head: one position an example
+        first = state.parts(u)[0]
+        logits = first.new_zeros(state.per_example(first))
+    elif not isinstance(logits, Tensor):
+        logits, memory = asked(logits, Exit(u, before, loop.taken, weights, memory, context))
+    given = checked_logits(logits, u, loop.taken, loop.remaining)
     if loop.remaining is None:
         # Plain steps are what they are, whatever has halted: h of frozen states would give a wrong N, and
         # heads may look at neighbours. So the output is picked on the way, unless the difference cannot be
         # seen.
         alone = given.shape == state.per_example(given)
         holds = rules.gated or rules.interpolated
-        loop = loop._replace(frozen=rules.mode.hard and (holds or (alone and not rules.learning)))
-    loop, weight = decide(loop, given)
+        unseen = alone and not (rules.learning or rules.keeps_exits)
+        loop = loop._replace(frozen=rules.mode.hard and (holds or unseen))
+    loop, weight = decide(loop._replace(memory=memory), given)
     if not (loop.frozen or weight is None):
         loop = loop._replace(output=state.accumulate(loop.output, u, weight, rules.mode.hard))
     return loop, u
@@ -261,8 +289,9 @@ def decide(loop: HaltingLoop, logits: Tensor) -> tuple[HaltingLoop, Tensor | Non
         # a closed gate is a halt, though the mode may keep some of the stick
         remaining = torch.where(gate > 0, remaining, torch.zeros_like(remaining))
     kept = (*loop.logits, logits) if rules.keeps_logits else ()
-    moved = HaltingLoop(rules, taken, remaining, gate, steps + (gate > 0), kept, loop.output, loop.frozen)
-    return moved, weight
+    ran = steps + (gate > 0)
+    output, frozen, memory, states = loop.output, loop.frozen, loop.memory, loop.states
+    return HaltingLoop(rules, taken, remaining, gate, ran, kept, output, frozen, memory, states), weight
 
 
 def checked_logits(logits: Tensor, u: State, index: int, like: Tensor | None = None) -> Tensor:
@@ -290,15 +319,6 @@ def checked_logits(logits: Tensor, u: State, index: int, like: Tensor | None = N
             f"halting head {index + 1} gave {tuple(logits.shape)}, expected the first's {tuple(like.shape)}"
         )
     return at_least_single(logits)
-
-
-def _asked(logits: Tensor | Head | None, u: State) -> Tensor:
-    if isinstance(logits, Tensor):
-        return logits
-    if logits is not None:
-        return logits(u)
-    first = state.parts(u)[0]  # a single step and no head: one position an example
-    return first.new_zeros(state.per_example(first))
 
 
 def _held(loop: HaltingLoop, before: State, after: State, held: bool) -> State:

@@ -6,6 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from torchpact.core.exits import Exits
 from torchpact.core.halting import iteration_index, steps_from_survival
 from torchpact.core.modes import Mode
 
@@ -23,6 +24,8 @@ class Ponder(NamedTuple):
 
     Where steps take the gate, h after halting is that of a frozen state, so that N is the paper's eq. 24
     given the masks that were drawn; it is E[z] exactly for plain steps only.
+
+    With ``exits`` all L iterations run, without gradients too, and ``probs`` holds every h.
 
     A block that keeps no ``details`` (see :class:`use_mode`) leaves NaN in ``probs`` and ``expected_steps``
     then, of which a single number is stored.
@@ -47,6 +50,8 @@ class Ponder(NamedTuple):
     """The name of the block."""
     price: float = 1.0
     """What a step of the block costs, relative to those of other blocks; for budgets."""
+    exits: Exits | None = None
+    """The states and logits after all steps, if they were asked for: ``collect(net, exits=True)``."""
 
     @property
     def active(self) -> Tensor:
@@ -54,7 +59,7 @@ class Ponder(NamedTuple):
         return iteration_index(len(self.probs), self.steps) <= self.steps
 
     def map(self, function: Callable[[Tensor], Tensor]) -> "Ponder":
-        """Return the ponder with each of its tensors changed by a function.
+        """Return the ponder with each of its tensors changed by a function; states of exits stay as they are.
 
         Args:
             function: What maps a tensor of positions to another; ``probs`` has one dimension more, the first.
@@ -70,7 +75,14 @@ class Ponder(NamedTuple):
 
         """
         # a list, since torch.compile of 2.11 fails on a generator here
-        return Ponder._make([function(x) if isinstance(x, Tensor) else x for x in self])
+        found = Ponder._make([function(x) if isinstance(x, Tensor) else x for x in self])
+        return found if self.exits is None else found.with_exits(self.exits.map_logits(function))
+
+    def with_exits(self, exits: Exits | None) -> "Ponder":
+        """Return the ponder with these exits, or without."""
+        # not by _replace, which torch.compile of 2.11 cannot trace
+        probs, steps, expected, cost, log_prob, weights, name, price, _ = self
+        return Ponder(probs, steps, expected, cost, log_prob, weights, name, price, exits)
 
 
 def mean_over_positions(values: Tensor, weights: Tensor | None = None) -> Tensor:

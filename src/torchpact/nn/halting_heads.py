@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from torchpact.core.layer_run import PoolingHead
+from torchpact.core.criterion import PoolingHead
 from torchpact.specs import RowHead, register_head
 
 

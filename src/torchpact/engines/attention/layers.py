@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from torchpact.checks import at_least_single
-from torchpact.core.layer_run import PoolingHead
+from torchpact.core.criterion import PoolingHead
 from torchpact.core.loop import HaltingLoop, decide
 from torchpact.core.modes import Thresholded
 from torchpact.core.ponder import Ponder

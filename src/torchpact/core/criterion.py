@@ -1,0 +1,137 @@
+"""Halting criteria: heads that see more of an exit than its state, and may remember what they saw before."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from torch import Tensor, nn
+
+from torchpact.core.call_args import CallArgs
+from torchpact.core.state import State
+
+Memory = Tensor | tuple["Memory", ...] | None
+"""What a criterion keeps from one exit to the next: tensors whose first dimension is the batch."""
+
+_NOTHING = CallArgs()
+
+
+class Exit(NamedTuple):
+    """An exit of a run, as a :class:`Criterion` sees it."""
+
+    state: State
+    """The state to go on with; the batch is its first dimension."""
+    before: State
+    """The state before the step; before the first it may have another shape."""
+    index: int  # type: ignore[assignment]
+    """The number of the step, from 0."""
+    weights: Tensor | None = None
+    """How much each position counts, of a shape that broadcasts to the state; None where all do."""
+    memory: Memory = None
+    """What the criterion kept at the exit before; None at the first."""
+    context: CallArgs = _NOTHING
+    """What the step was given besides the state; nothing unless the criterion has ``needs_context``."""
+
+
+class Criterion(nn.Module):
+    """The base of halting heads that see an :class:`Exit` rather than the state alone.
+
+    ``forward(exit)`` returns halting logits, as any head does: they have as many dimensions as the state and
+    broadcast to it. To keep something until the next exit it returns ``(logits, memory)``, a tensor or a
+    tuple of tensors whose first dimension is the batch; it finds them as ``exit.memory``. It holds no state
+    of a run itself, so that one criterion may serve all exits, threads, and recomputations.
+
+    Logits are on a scale on which a threshold means something: that of a probability where there is one.
+
+    Example:
+        >>> class Settled(Criterion):
+        ...     "Halts examples whose state has changed by less than 0.1 in two steps in a row."
+        ...     learned = False
+        ...     def forward(self, exit):
+        ...         small = (exit.state - exit.before).abs().amax(1, keepdim=True) < 0.1
+        ...         twice = small & exit.memory if exit.memory is not None else small & False
+        ...         return torch.where(twice, 1.0, -1.0), small
+        >>> block = tp.AdaptiveBlock(lambda u: u / 2, Settled(), max_steps=8, mode="thresholded")
+        >>> u = torch.tensor([[0.1], [1.0]])
+        >>> block(u)[1].steps.flatten(), block(u, thresholds=0.5)[1].steps.flatten()
+        (tensor([8, 8]), tensor([2, 5]))
+
+    """
+
+    learned: bool = True
+    """Whether it is trained. A run whose criteria are not starts at the threshold *never*."""
+    needs_context: bool = False
+    """Whether it looks at ``exit.context``, which not all engines can hand out."""
+
+
+class PoolingHead(nn.Module):
+    """The base of heads that look at a whole example: called as ``head(u, weights)`` rather than ``head(u)``.
+
+    Weights say how much each position counts, so that a mean can leave padding out; None where all do.
+    """
+
+
+@dataclass(frozen=True)
+class BatchSecond:
+    """A criterion on states (positions, batch, features): it sees the batch first, as all criteria do."""
+
+    criterion: Criterion
+
+    def __call__(self, exit: Exit) -> tuple[Tensor, Memory]:
+        """Return logits of the state's layout, and the memory."""
+        turned = exit._replace(
+            state=_swapped(exit.state), before=_swapped(exit.before), weights=_swapped(exit.weights)
+        )
+        logits, memory = asked(self.criterion, turned)
+        return _swapped(logits), memory
+
+
+Head = Callable[[State], Tensor] | Criterion | BatchSecond
+
+
+def asked(head: Callable[..., Any], exit: Exit) -> tuple[Tensor, Memory]:
+    """Ask a head of any kind about an exit.
+
+    Args:
+        head: A :class:`Criterion`, called with the exit; a :class:`PoolingHead`, called with the state and
+            the weights; or a callable of the state.
+        exit: What is known of the exit.
+
+    Returns:
+        The halting logits, and the memory for the next exit; heads that are no criteria leave it as it is.
+
+    """
+    if isinstance(head, BatchSecond):
+        return head(exit)
+    if isinstance(head, Criterion):
+        found = head(exit if head.needs_context else exit._replace(context=_NOTHING))
+        return found if isinstance(found, tuple) else (found, None)
+    if isinstance(head, PoolingHead):
+        return head(exit.state, exit.weights), exit.memory
+    return head(exit.state), exit.memory
+
+
+def map_memory(function: Callable[[Tensor], Tensor], memory: Memory) -> Memory:
+    """Return a memory with each of its tensors changed by a function.
+
+    >>> map_memory(len, (torch.zeros(2), (None, torch.zeros(3))))
+    (2, (None, 3))
+    """
+    if memory is None or isinstance(memory, Tensor):
+        return None if memory is None else function(memory)
+    return tuple([map_memory(function, part) for part in memory])
+
+
+def never_bounds(heads: nn.ModuleList, decisions: int) -> tuple[float, ...] | None:
+    """Return the threshold *never* for the decisions of criteria that are not learned; None for other heads.
+
+    Args:
+        heads: The heads of a block.
+        decisions: How many decisions they take.
+
+    """
+    unlearned = [isinstance(head, Criterion) and not head.learned for head in heads]
+    return (float("inf"),) * decisions if unlearned and all(unlearned) else None
+
+
+def _swapped(x: Any) -> Any:
+    return x.transpose(0, 1) if isinstance(x, Tensor) and x.dim() == 3 else x
