@@ -56,7 +56,7 @@ class Budget:
     Example:
         >>> block = tp.AdaptiveBlock(nn.Linear(8, 8), nn.Linear(8, 1), max_steps=4)
         >>> optimizer = torch.optim.Adam(block.parameters(), lr=0.05)
-        >>> budget = Budget(flops=0.5)
+        >>> budget = Budget(flops=0.4)
         >>> for _ in range(100):
         ...     output, ponder = block(torch.randn(64, 8))
         ...     loss = budget.loss(output.square().mean(1), ponder)
@@ -64,7 +64,7 @@ class Budget:
         ...     loss.backward()
         ...     optimizer.step()
         ...     budget.step()
-        >>> abs(budget.log["relaxed"] - 0.5) < 0.1
+        >>> abs(budget.log["relaxed"] - 0.4) < 0.1
         True
 
     """
@@ -88,7 +88,7 @@ class Budget:
         self.ms = None if ms is None else check_number("ms", ms, 0, open_low=True, open_high=True)
         self.example = example
         self.targets: dict[str, float] = {}
-        """The share of the FLOPs for all blocks together, under "", or of each block. Empty until ms is measured."""
+        """The share of the FLOPs for all blocks, under "", or of each. Empty until ms is measured."""
         if flops is not None:
             asked = flops if isinstance(flops, Mapping) else {ALL: flops}
             if not asked:
@@ -112,7 +112,7 @@ class Budget:
     def tau(self) -> float | dict[str, float]:
         """The present price of a step: of all blocks or, where each has a budget of its own, by name."""
         taus = {name: controller.tau for name, controller in self._controllers.items()}
-        return taus[ALL] if ALL in taus else taus
+        return taus.get(ALL, taus)
 
     @property
     def target(self) -> float | None:
@@ -157,7 +157,8 @@ class Budget:
             if target < least:
                 what = "one step of every block" if name == ALL else f"one step of {name!r}"
                 raise ValueError(
-                    f"expected a budget of {least:.4g} to 1 of the FLOPs, the least being {what}; got {target:g}"
+                    f"expected a budget of {least:.4g} to 1 of the FLOPs, the least being {what}; got "
+                    f"{target:g}"
                 )
         self.prices, self.targets = prices, targets
         return self
@@ -306,7 +307,7 @@ class Budget:
         self.updates, self.log = self.updates + 1, log
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state as plain numbers, for JSON or a checkpoint; what :meth:`bind` measured is no part."""
+        """Return the state as plain numbers, for JSON or a checkpoint; what was measured is no part."""
         return {
             "updates": self.updates,
             "prices": {name: controller.state_dict() for name, controller in self._controllers.items()},

@@ -17,6 +17,7 @@ from torchpact.budget.scores import Score
 from torchpact.budget.search import best_bounds
 from torchpact.budget.table import TableRow, ThresholdTable
 from torchpact.checks import check_count, check_number
+from torchpact.core.exits import exit_thresholds
 from torchpact.core.thresholds import Thresholds
 
 _CANDIDATES = 20
@@ -116,7 +117,8 @@ def calibrate(
     if quality is not None:
         return _at_quality(net, batches, score, quality, confidence, score_range, inputs, runs)
     several = isinstance(budget, Sequence)
-    asked = [each if isinstance(each, Budget) else Budget(each) for each in (budget if several else [budget])]  # type: ignore[union-attr, list-item]
+    given = budget if isinstance(budget, Sequence) else [budget]
+    asked = [each if isinstance(each, Budget) else Budget(each) for each in given]
     if not asked:
         raise ValueError("expected at least one budget, got none")
     if any(each.ms is None and each.target is None for each in asked):
@@ -183,14 +185,14 @@ class _Search:
         if self._latency is None or self._example is not budget.example:
             self._latency, self._example = LatencyMeter(self.held.net, budget.example), budget.example
         meter = self._latency
-        ends = [self.best(self.least * (1 + 1e-9)), self.levels.run(Thresholds("never"))]
-        assert ends[0] is not None
-        least, most = meter.ms([each.thresholds for each in ends if each is not None])
+        never = self.levels.run(Thresholds("never"))
+        first = self.levels.run(exit_thresholds(self.held.net, 1))
+        least, most = meter.ms([first.thresholds, never.thresholds])
         if budget.ms < least:
             raise ValueError(
                 f"expected a budget of {least:.3g} to {most:.3g} ms for {meter}; got {budget.ms:g}"
             )
-        fitting, low, high = (ends[0], least), self.least, max(ends[1].cost, self.least)
+        fitting, low, high = (first, least), self.least, max(never.cost, self.least)
         share = low + (high - low) * min(1.0, (budget.ms - least) / max(most - least, 1e-9))
         for _ in range(7):
             found = self.best(share)

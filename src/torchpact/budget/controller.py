@@ -13,7 +13,7 @@ _AHEAD = 50
 
 
 class PriceController:
-    """Moves a price τ multiplicatively: τ = exp(I + ``gain``·e), I ← I + ``rate``·e, with the relative error e.
+    """Moves a price τ multiplicatively: I ← I + ``rate``·e and τ = exp(I + ``gain``·e), with an error e.
 
     e is the excess of the cost over the target, divided by the room above the target (or below it), so that
     it lies in [−1, 1]. The proportional term lowers τ at once when the cost falls, before heads have halted

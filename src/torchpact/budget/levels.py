@@ -1,4 +1,4 @@
-"""Thresholds of networks whose positions or blocks see each other: families of one parameter, run for real."""
+"""Thresholds of networks whose positions or blocks see each other: families of one parameter, by runs."""
 
 import random
 from collections.abc import Callable, Sequence
@@ -158,7 +158,7 @@ class LevelSearch:
 
 
 def _quantile(values: Tensor, level: float) -> float:
-    """Return a bound that a share ``level`` of sorted values does not exceed; always and never at the ends."""
+    """Return a bound that a share ``level`` of sorted values does not exceed; at the ends always and never."""
     if level >= 1 or not len(values):
         return Thresholds.NEVER
     if level <= 0:

@@ -59,9 +59,8 @@ def objective_loss(
     if name == "reinforce":
         return reinforce_loss(losses, ponders, taus, baseline)
     if name == "rloo":
-        first = ponders[0]  # of a run, or of a block in a stacked one
-        count = 1 if isinstance(first, Ponder) else len(ponders)
-        return rloo_loss(losses, ponders, taus[: len(taus) // count])
+        runs = 1 if isinstance(losses, Tensor) else len(losses)
+        return rloo_loss(losses, ponders, taus[: len(taus) // max(runs, 1)])
     blocks = ponders_in(ponders)
     if len(blocks) > 1:
         raise ValueError(f"expected the ponder of one call for objective={name!r}, got {len(blocks)}")

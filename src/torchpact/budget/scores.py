@@ -25,8 +25,8 @@ def similarity(output: Any, full: Any, weights: Tensor | None = None) -> Tensor:
         weights: How much each position counts; used where outputs have as many positions.
 
     Example:
-        >>> similarity(torch.tensor([[1.0, 0.0], [2.0, 0.0]]), torch.tensor([[1.0, 0.0], [1.0, 0.0]]))
-        tensor([ 0., -1.])
+        >>> similarity(torch.tensor([[1.5, 0.0], [2.0, 0.0]]), torch.tensor([[1.0, 0.0], [1.0, 0.0]]))
+        tensor([-0.2500, -1.0000])
 
     """
     (ours, named), (theirs, _) = main_tensor(output), main_tensor(full)
@@ -42,7 +42,7 @@ def similarity(output: Any, full: Any, weights: Tensor | None = None) -> Tensor:
 
 
 def agreement(output: Any, full: Any, weights: Tensor | None = None) -> Tensor:
-    """Return whether the largest entry of outputs is that of the full network, one number in [0, 1] an example.
+    """Return whether the largest entry is that of the full network, one number in [0, 1] an example.
 
     Args:
         output: What a network returns, classes last.

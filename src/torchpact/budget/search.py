@@ -68,10 +68,11 @@ def best_bounds(record: Record, budget: float) -> tuple[float, ...] | None:
         budget: A mean cost.
 
     Example:
-        >>> logits, scores = torch.tensor([[0.3, 0.1, -2.0]]), torch.tensor([[1.0, 1.0, 0.0], [1.0, 1.0, 1.0]])
-        >>> record = Record(logits, costs=torch.tensor([[1.0], [2.0]]).expand(2, 3), scores=scores)
+        >>> logits = torch.tensor([[0.3, 0.1, -2.0]])
+        >>> costs, scores = torch.tensor([[1.0], [2.0]]), torch.tensor([[1.0, 1.0, 0.0], [1.0, 1.0, 1.0]])
+        >>> record = Record(logits, costs.expand(2, 3), scores)
         >>> best_bounds(record, budget=1.4)
-        (-0.95,)
+        (-0.95...,)
 
     """
     record = Record(record.logits.float().cpu(), record.costs.double().cpu(), record.scores.double().cpu())
@@ -120,7 +121,7 @@ def _valued(record: Record, bounds: Sequence[float], price: float) -> float:
 
 
 def _swept(record: Record, bounds: Sequence[float], price: float) -> list[float]:
-    """Return bounds, each moved to its optimum given the others, from the last to the first, until none moves."""
+    """Return bounds, moved to their optima one by one, from the last to the first, until none moves."""
     bounds = [*bounds]
     for _ in range(_SWEEPS):
         before = [*bounds]
@@ -169,8 +170,8 @@ def _optimum(
     elif chosen == len(rows):
         bound = Thresholds.ALWAYS
     else:
-        bound = candidates(sorted_logits[chosen - 1 : chosen + 1])[1:-1]
-        bound = bound[0] if bound else float(sorted_logits[chosen])
+        between = candidates(sorted_logits[chosen - 1 : chosen + 1])[1:-1]
+        bound = between[0] if between else float(sorted_logits[chosen])
     return bound, float(value[chosen]), float(costs[chosen])
 
 
@@ -180,7 +181,7 @@ def _polished(
     """Return bounds improved within the budget, one by one and in pairs, until nothing is gained."""
     bounds = [*bounds]
     for _ in range(_SWEEPS):
-        cost, score = record.outcome(bounds)
+        score = record.outcome(bounds)[1]
         best, best_score = None, score + 1e-12 * (1 + abs(score))
         for index in range(len(bounds)):
             trial, value, _ = _optimum(record, bounds, index, budget=budget)
