@@ -9,8 +9,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError
-from safetensors.torch import load_file, load_model, save_file, save_model
 from torch import Tensor, nn
 
 from torchpact.adapt.adapting import NAME, Heads, adapt, adaptation_of, holder_of, unadapt
@@ -59,6 +57,8 @@ def save_pretrained(net: Any, folder: str | Path) -> None:
             f"expected the network that was adapted, got a {type(root).__name__} around it: save what it "
             "wraps (with peft, net.merge_and_unload())"
         )
+    from safetensors.torch import save_file
+
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as name:
@@ -98,7 +98,22 @@ def from_pretrained(
         FileNotFoundError: The folder has no such network.
         ValueError: Its files do not fit each other, or are damaged.
 
+    Example:
+        >>> import tempfile
+        >>> def network():
+        ...     layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
+        ...     return nn.TransformerEncoder(layer, 4, enable_nested_tensor=False)
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     tp.save_pretrained(tp.adapt(network(), per="example"), folder)
+        ...     net = tp.from_pretrained(folder, net=network())
+        >>> net.torchpact.config.runs[0].per
+        'example'
+
     """
+    # here and below: import torchpact imports torch alone
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file, load_model
+
     folder = Path(folder)
     record_file, heads_file = folder / RECORD, folder / HEADS
     if not record_file.is_file():
@@ -137,6 +152,8 @@ def _config(given: Any, file: Path) -> AdaptConfig:
 
 
 def _save_backbone(root: nn.Module, folder: Path) -> None:
+    from safetensors.torch import save_model
+
     own = {key: value for key, value in root.state_dict().items() if not key.startswith(f"{NAME}.")}
     save = getattr(root, "save_pretrained", None)
     if save is not None:
@@ -152,6 +169,8 @@ def _save_backbone(root: nn.Module, folder: Path) -> None:
 
 def _from_checkpoint(folder: Path, heads: Heads | None, options: Mapping[str, Any]) -> Any:
     """Load a checkpoint whose weights hold those of heads, too, as a trainer writes it."""
+    from safetensors.torch import load_file
+
     file = folder / "config.json"
     config = _json(file) if file.is_file() else {}
     if not isinstance(config, dict) or NAME not in config:
