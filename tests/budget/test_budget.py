@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 import torchpact as tp
-from torchpact.core.exits import exit_thresholds
 from tests.budget.networks import Classifier, Tokens, curves, free_block, optimal_share, with_random_heads
+from torchpact.core.exits import exit_thresholds
 
 
 def trained(objective, target, bias, updates=450, start=0.01, losses=None):
@@ -24,11 +24,11 @@ def trained(objective, target, bias, updates=450, start=0.01, losses=None):
     for _ in range(updates):
         if objective == "relaxed":
             # the output is the weighted sum of states: a mixture of one-hots weighs losses
-            output, ponder = block(u)
+            _, ponder = block(u)
             weights = mixture(ponder.probs.squeeze(-1))
             loss = budget.loss((weights * losses).sum(0), ponder)
         else:
-            output, ponder = block(u, exits=True)
+            _, ponder = block(u, exits=True)
             loss = budget.loss(losses, ponder, objective=objective)
         optimizer.zero_grad()
         loss.backward()
@@ -57,7 +57,7 @@ def test_training_meets_a_budget_from_every_bias(objective, bias, target):
         assert low - 0.05 <= target <= high + 0.05
 
 
-@pytest.mark.parametrize("start", [1e-6, 10.0])
+@pytest.mark.parametrize("start", [1e-4, 1.0])
 def test_a_budget_is_met_from_above_and_from_below(start):
     _, share = trained("exact", 0.5, -3, updates=1300, start=start)
     assert abs(share - 0.5) < 0.05
@@ -66,7 +66,7 @@ def test_a_budget_is_met_from_above_and_from_below(start):
 def test_a_price_does_not_wind_up_while_heads_do_not_move():
     budget = tp.Budget(flops=0.5, ceiling=1.0)
     _, block = free_block(curves(), -8)
-    for _ in range(3000):
+    for _ in range(600):
         budget.loss(curves(), block(torch.zeros(64, 1), exits=True)[1], objective="exact")
         budget.step()
     assert budget.tau == 1.0
@@ -100,15 +100,11 @@ def test_every_objective_is_that_of_its_function():
     assert torch.equal(budget.loss(nll.mean(), [ponder]), tp.map_loss(nll.mean(), ponder, 0.3))
     assert torch.equal(budget.loss(losses, ponder, "exact"), tp.exact_loss(losses, logits, 0.3))
     assert torch.equal(budget.loss(losses, ponder, "advantage"), tp.advantage_loss(losses, logits, 0.3))
-    assert torch.equal(
-        budget.loss(losses, ponder, "ponder"), tp.ponder_loss(losses, logits.squeeze(-1), 0.3)
-    )
+    assert torch.equal(budget.loss(losses, ponder, "ponder"), tp.ponder_loss(losses, logits.squeeze(-1), 0.3))
     _, ponder = block(u.repeat(2, 1), mode="discrete")
     both = torch.rand(10)
     baseline = tp.EMABaseline()
-    assert torch.equal(
-        budget.loss(both, ponder, "reinforce"), tp.reinforce_loss(both, ponder, 0.3, baseline)
-    )
+    assert torch.equal(budget.loss(both, ponder, "reinforce"), tp.reinforce_loss(both, ponder, 0.3, baseline))
     assert torch.equal(
         budget.loss(both.view(2, 5), ponder, "rloo"), tp.rloo_loss(both.view(2, 5), ponder, 0.3)
     )
@@ -127,7 +123,8 @@ def test_prices_of_blocks_are_relative_to_their_mean():
     loss = budget.loss(nll, ponders)
     assert torch.allclose(loss, tp.map_loss(nll, ponders, [0.2 * 0.5, 0.2 * 1.5]))
     budget.step()
-    expected = (ponders[0].expected_steps.mean() + 3 * ponders[1].expected_steps.mean()) / (4 + 3 * 2)
+    steps = [each.expected_steps.detach().mean() for each in ponders]
+    expected = (steps[0] + 3 * steps[1]) / (4 + 3 * 2)
     assert math.isclose(budget.log["relaxed"], float(expected), rel_tol=1e-5)
 
 
@@ -138,7 +135,7 @@ def test_the_log_has_the_relaxed_the_sampled_and_the_thresholded_share():
         [nn.Identity(), Wait(), Wait()], [lambda u, i=i: logits[i].unsqueeze(1) for i in range(2)]
     )
     u = torch.zeros(3, 1, requires_grad=True)
-    output, ponder = block(u, mode="discrete")
+    _, ponder = block(u, mode="discrete")
     budget.loss(torch.zeros(3) + u.sum(), ponder)
     budget.step()
     h = logits.sigmoid()
@@ -181,8 +178,7 @@ def test_keys_and_values_are_charged_while_any_token_of_the_example_is_active():
             ada(x)  # with gradients: all probabilities
     budget.loss(torch.zeros(4) + next(ada.parameters()).sum() * 0, ponders)
     budget.step()
-    # but for products of queries and keys, the share of hard decisions is that of the counter
-    assert abs(budget.log["sampled"] - exact) < 0.01
+    assert abs(budget.log["sampled"] - exact) < 0.002
     assert budget.log["sampled"] < 0.97
 
 
@@ -192,10 +188,12 @@ def test_a_budget_for_each_block_has_a_price_for_each():
     x = torch.randn(8, 7, 16)
     budget = tp.Budget(flops={"first.layers": 0.5, "second.layers": 0.8}, start=0.02).bind(ada, x)
     optimizer = torch.optim.Adam(ada.torchpact.parameters(), lr=0.05)
+    with torch.no_grad(), tp.use_mode(ada, "thresholded"), tp.use_thresholds(ada, tp.Thresholds("never")):
+        full = ada(x)
     for _ in range(150):
         with tp.collect(ada) as ponders:
             output = ada(x)
-        loss = budget.loss(0.01 * output.square().mean((1, 2)), ponders)
+        loss = budget.loss((output - full).square().mean((1, 2)), ponders)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -208,6 +206,7 @@ def test_a_budget_for_each_block_has_a_price_for_each():
 def test_training_goes_on_from_a_state_as_if_it_had_not_stopped():
     def run(budget, seeds):
         for seed in seeds:
+            torch.manual_seed(seed)
             _, block = free_block(curves(seed=seed), -3 + seed)
             budget.loss(curves(), block(torch.zeros(64, 1), exits=True)[1], objective="exact")
             budget.step()
@@ -266,7 +265,7 @@ def test_an_empty_batch_moves_nothing_and_says_so():
         ({"flops": 1.2}, r"expected flops in \(0, 1\], got 1.2"),
         ({"flops": {"block": 2.0}}, r"expected the budget of 'block' in \(0, 1\], got 2"),
         ({"ms": -1.0, "example": 1}, r"expected ms in \(0, inf\), got -1"),
-        ({"flops": 0.5, "start": 0.0}, r"expected start in \[1e-06, 10\], got 0"),
+        ({"flops": 0.5, "start": 0.0}, r"expected start in \[0.0001, 10\], got 0"),
     ],
 )
 def test_numbers_out_of_range_are_refused(options, message):

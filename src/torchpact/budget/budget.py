@@ -76,7 +76,7 @@ class Budget:
         ms: float | None = None,
         example: Any = None,
         start: float = 0.01,
-        floor: float = 1e-6,
+        floor: float = 1e-4,
         ceiling: float = 10.0,
         rate: float = 0.03,
         gain: float = 2.0,

@@ -158,7 +158,7 @@ class LevelSearch:
 
 
 def _quantile(values: Tensor, level: float) -> float:
-    """Return a bound that a share ``level`` of sorted values does not exceed; at the ends always and never."""
+    """Return a bound that a share ``level`` of sorted values stays below; always and never at 0 and 1."""
     if level >= 1 or not len(values):
         return Thresholds.NEVER
     if level <= 0:
