@@ -200,6 +200,8 @@ class Halves(nn.Module):
 class Column(nn.Module):
     """Replaces the first column of the state, at the price of a product."""
 
+    eye: torch.Tensor
+
     def __init__(self, function):
         super().__init__()
         self.function = function

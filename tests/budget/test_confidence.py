@@ -55,10 +55,15 @@ def test_what_a_sequence_lets_pass_is_wrong_at_most_as_often_as_the_level_says()
     wrong = 0
     for _ in range(trials):
         u = torch.rand(500, generator=generator)  # the same examples for all candidates
-        passed = passing(means, lambda mean, u=u: binomial_p_value((u < mean).double(), bound), level)
+        passed = passing(means, p_value_on(u, bound), level)
         wrong += any(mean > bound for mean in passed)
     assert wrong <= trials * level + 3.72 * math.sqrt(trials * level * (1 - level))
     assert len(passed) >= 2
+
+
+def p_value_on(u, bound):
+    """The p-value of a candidate that loses on a share of all examples, its mean, on these."""
+    return lambda mean: binomial_p_value((u < mean).double(), bound)
 
 
 @pytest.mark.parametrize(("bound", "level"), [(0.01, 0.05), (0.1, 0.2)])

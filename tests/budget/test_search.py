@@ -96,4 +96,6 @@ def test_logits_that_are_nan_never_halt_but_at_always():
     )
     assert record.exits([0.0]).tolist() == [1, 0]
     assert record.exits([tp.Thresholds.ALWAYS]).tolist() == [0, 0]
-    assert record.outcome(best_bounds(record, 1.5))[0] <= 1.5
+    bounds = best_bounds(record, 1.5)
+    assert bounds is not None
+    assert record.outcome(bounds)[0] <= 1.5

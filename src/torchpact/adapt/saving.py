@@ -11,12 +11,13 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from torchpact.adapt.adapting import NAME, Heads, adapt, adaptation_of, holder_of, unadapt
+from torchpact.adapt.adapting import NAME, Heads, adapt, adaptation_of, holder_of, unadapt, with_heads
 from torchpact.adapt.config import AdaptConfig
 from torchpact.adapt.network import inner_network
 from torchpact.checks import one_line
 from torchpact.core.layer_run import LayerRun
 from torchpact.core.thresholds import Thresholds, spelled
+from torchpact.nn.criteria.records import from_record
 
 HEADS, RECORD, BACKBONE = "torchpact.safetensors", "torchpact.json", "model.safetensors"
 
@@ -71,7 +72,9 @@ def save_pretrained(net: Any, folder: str | Path) -> None:
             )
         heads = {key: value.detach().contiguous() for key, value in adaptation.state_dict().items()}
         save_file(heads, written / HEADS)
-        record = {"adapt": json.loads(adaptation.config.to_json()), "bounds": _bounds(adaptation.runs)}
+        runs = [run for run in adaptation.runs if isinstance(run, LayerRun)]
+        config = with_heads(adaptation.config, runs)  # which use_heads may have changed
+        record = {"adapt": json.loads(config.to_json()), "bounds": _bounds(adaptation.runs)}
         (written / RECORD).write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
         for path in sorted(written.rglob("*")):
             if path.is_file():
@@ -91,7 +94,8 @@ def from_pretrained(
     Args:
         folder: Where it is.
         net: A network of the same architecture to load into, for networks that are not Hugging Face's.
-        heads: Makes the heads, where the network was adapted with ``heads`` of one's own.
+        heads: Makes the heads, or is the criterion, where the network was adapted with ``heads`` of one's
+            own; ready-made criteria whose read-outs are names of modules are in the record.
         options: For ``from_pretrained`` of the network's class, such as ``dtype``.
 
     Raises:
@@ -108,6 +112,14 @@ def from_pretrained(
         ...     net = tp.from_pretrained(folder, net=network())
         >>> net.torchpact.config.runs[0].per
         'example'
+        >>> net = tp.adapt(network(), heads=tp.criteria.LatentChange())
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     tp.save_pretrained(net, folder)
+        ...     again = tp.from_pretrained(folder, net=network())
+        >>> again.torchpact.runs[0].heads
+        ModuleList(
+          (0): LatentChange(per=None)
+        )
 
     """
     # here and below: import torchpact imports torch alone
@@ -194,6 +206,8 @@ def _from_checkpoint(folder: Path, heads: Heads | None, options: Mapping[str, An
 
 def _adapted(net: Any, config: AdaptConfig, heads: Heads | None, file: Path) -> Any:
     """Make a network adaptive as a record says."""
+    if heads is None and config.criterion is not None:
+        heads = from_record(config.criterion)
     if config.heads != "linear" and heads is None:
         raise ValueError(f"expected heads=, which made the heads of this network ({config.heads})")
     names, pers = [run.name for run in config.runs], {run.per for run in config.runs}

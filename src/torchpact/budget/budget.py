@@ -109,10 +109,21 @@ class Budget:
         self._seen: tuple[NetworkPrices, Tensor] | None = None  # sums over examples since the last step
 
     @property
-    def tau(self) -> float | dict[str, float]:
-        """The present price of a step: of all blocks or, where each has a budget of its own, by name."""
-        taus = {name: controller.tau for name, controller in self._controllers.items()}
-        return taus.get(ALL, taus)
+    def tau(self) -> float:
+        """The present price of a step.
+
+        Raises:
+            ValueError: Each block has one of its own, see :attr:`taus`.
+
+        """
+        if ALL not in self._controllers:
+            raise ValueError("expected one budget for all blocks, got one for each: see budget.taus")
+        return self._controllers[ALL].tau
+
+    @property
+    def taus(self) -> dict[str, float]:
+        """The present prices by block; of all blocks together under ""."""
+        return {name: controller.tau for name, controller in self._controllers.items()}
 
     @property
     def target(self) -> float | None:
@@ -121,10 +132,8 @@ class Budget:
 
     def __repr__(self) -> str:
         asked = f"ms={self.ms:g}" if self.ms is not None else f"flops={self.target or self.targets}"
-        tau = self.tau
-        price = (
-            f"{tau:.4g}" if isinstance(tau, float) else {name: float(f"{x:.4g}") for name, x in tau.items()}
-        )
+        taus = {name: f"{tau:.4g}" for name, tau in self.taus.items()}
+        price = taus.get(ALL) or ", ".join(f"{name}: {tau}" for name, tau in taus.items())
         shares = "".join(f", {kind}={self.log[kind]:.3f}" for kind in KINDS if kind in self.log)
         note = f" [{self.note}]" if self.note else ""
         return f"Budget({asked}, tau={price}{shares}, updates={self.updates}){note}"
