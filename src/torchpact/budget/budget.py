@@ -13,7 +13,6 @@ from torchpact.budget.objectives import OBJECTIVES, objective_loss, ponders_in
 from torchpact.budget.prices import KINDS, NetworkPrices, assumed_prices, block_shares, measured_prices
 from torchpact.checks import check_choice, check_number, readable
 from torchpact.core.baseline import EMABaseline
-from torchpact.core.call_args import call_args
 from torchpact.core.exits import exit_thresholds
 from torchpact.core.ponder import Ponder
 
@@ -176,7 +175,7 @@ class Budget:
         """Return the share of the FLOPs that takes the milliseconds asked for, by exits measured."""
         assert self.ms is not None
         steps = max(len(block.by_exit) for block in prices.blocks.values())
-        meter = LatencyMeter(net, call_args(self.example))
+        meter = LatencyMeter(net, self.example)
         times = meter.ms([exit_thresholds(net, step + 1) for step in range(steps)])
         self.note = str(meter)
         times = [max(times[: i + 1]) for i in range(steps)]  # noise does not make a longer run faster
