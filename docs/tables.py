@@ -8,7 +8,10 @@ A table stands between `<!-- table: NAME ARGUMENTS -->` and `<!-- end -->` in a 
     sequences SCALE EXPERIMENT MEASURE   settings of an experiment on sequences, seeds together
     beyond SCALE EXPERIMENT              those tested on more than they were trained on
     zoo                the pretrained networks, as their cards have them
-    csv FILE COLUMNS   a CSV file, such as benchmarks leave; some of its columns, if named
+    csv FILE COLUMNS COLUMN=VALUE,VALUE…   a CSV file, such as benchmarks leave; some of its columns, if
+                                           named, and the rows with these values, where _ stands for a space
+    ranges NAME KEY,… COLUMN,… COLUMN=VALUE,…   of rows of benchmarks/NAME.csv with these values, those alike
+                       in the keys together: the least and the most of each column
 
 In sentences they stand between `<!--= WHAT -->` and `<!--/-->`: spans.py says what can be asked for.
 
@@ -90,12 +93,30 @@ def zoo_table(arguments: str) -> str:
 
 
 def csv_table(arguments: str) -> str:
-    name, *columns = arguments.split()
+    name, *words = arguments.split()
+    columns = [word for word in words if "=" not in word]
     with (ROOT / name).open(newline="") as file:
         rows = list(csv.DictReader(file))
     columns = columns or list(rows[0])
+    for column, _, values in (word.partition("=") for word in words if "=" in word):
+        rows = [row for row in rows if row[column].replace(" ", "_") in values.split(",")]
+    if not rows:
+        raise ValueError(f"expected rows of {name} with what {arguments!r} asks for, found none")
     lines = [[column.replace("_", " ") for column in columns], ["---"] * len(columns)]
     lines += [[_shown(row[column]) for column in columns] for row in rows]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def range_table(arguments: str) -> str:
+    name, keys, columns, *wanted = arguments.split()
+    shown = [*keys.split(","), *columns.split(",")]
+    groups: dict[tuple[str, ...], list[dict[str, str]]] = {}
+    for row in spans.rows_with(name, shown, wanted):
+        groups.setdefault(tuple(row[key] for key in keys.split(",")), []).append(row)
+    lines = [[column.replace("_", " ") for column in shown], ["---"] * len(shown)]
+    for values, rows in groups.items():
+        found = [sorted((row[c] for row in rows), key=float) for c in columns.split(",")]
+        lines.append([*values, *(f[0] if f[0] == f[-1] else f"{f[0]} to {f[-1]}" for f in found)])
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
@@ -106,6 +127,7 @@ TABLES: dict[str, Callable[[str], str]] = {
     "beyond": beyond_table,
     "zoo": zoo_table,
     "csv": csv_table,
+    "ranges": range_table,
 }
 
 

@@ -11,8 +11,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from torchpact.adapt.adapting import NAME, Heads, adapt, adaptation_of, holder_of, unadapt, with_heads
+from torchpact.adapt.adapting import NAME, adapt, adaptation_of, holder_of, unadapt
 from torchpact.adapt.config import AdaptConfig
+from torchpact.adapt.heads import Heads, with_heads
 from torchpact.adapt.network import inner_network
 from torchpact.checks import one_line
 from torchpact.core.layer_run import LayerRun
@@ -107,11 +108,6 @@ def from_pretrained(
         >>> def network():
         ...     layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
         ...     return nn.TransformerEncoder(layer, 4, enable_nested_tensor=False)
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     tp.save_pretrained(tp.adapt(network(), per="example"), folder)
-        ...     net = tp.from_pretrained(folder, net=network())
-        >>> net.torchpact.config.runs[0].per
-        'example'
         >>> net = tp.adapt(network(), heads=tp.criteria.LatentChange())
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     tp.save_pretrained(net, folder)

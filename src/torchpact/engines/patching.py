@@ -1,6 +1,6 @@
 """Runners in the place of the adaptive parts of a copied network: the network runs as it is around them."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -36,7 +36,7 @@ class PatchedPart:
         self.block = loop_of(spec.module)
         self.compares = isinstance(spec.mode, Thresholded)
         self.runner = runner
-        heads = [] if self.block is None else self.block.all_heads
+        heads: Iterable[nn.Module] = () if self.block is None else self.block.all_heads
         self.weighs = any(isinstance(head, Criterion | PoolingHead) for head in heads)
         self.contiguous = False  # whether the network cannot take maps with their channels last
 
