@@ -1,6 +1,4 @@
-"""Train a classifier to half of its FLOPs, calibrate thresholds for three budgets, deploy one network for all."""
-
-import argparse
+"""Train a classifier to half of its FLOPs, calibrate thresholds for three budgets, deploy one network."""
 
 import torch
 from torch import nn
@@ -20,6 +18,10 @@ class Classifier(nn.Module):
         return self.read(self.encoder(self.embed(tokens)).mean(1))
 
 
+def score(logits: torch.Tensor, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+    return -cross_entropy(logits, batch[1], reduction="none")
+
+
 def main(steps: int) -> tp.ThresholdTable:
     def batch(examples: int) -> tuple[torch.Tensor, torch.Tensor]:
         tokens = torch.randint(10, (examples, 12))
@@ -37,18 +39,13 @@ def main(steps: int) -> tp.ThresholdTable:
         optimizer.step()
         budget.step()  # moves the price of a step
     print(budget)
-    held_out, score = (
-        [batch(250) for _ in range(4)],
-        lambda out, batch: -cross_entropy(out, batch[1], reduction="none"),
-    )
+    held_out = [batch(250) for _ in range(4)]
     table = tp.calibrate(net, held_out, [0.4, 0.6, 0.8], score, inputs=lambda batch: batch[0])
-    print(table.table())
     fast = tp.deploy(net, batch(64)[0])
-    print(fast(batch(3)[0], thresholds=table.at(0.6)).argmax(1))
+    print(table.table(), fast(batch(3)[0], thresholds=table.at(0.6)).argmax(1), sep="\n")
     return table
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--steps", type=int, default=300)
-    main(parser.parse_args().steps)
+    torch.manual_seed(0)
+    main(steps=300)

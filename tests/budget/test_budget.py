@@ -250,6 +250,29 @@ def test_nan_is_refused_and_nothing_is_lost():
     assert budget.state_dict() == other.state_dict()
 
 
+def test_the_mean_over_all_processes_counts(monkeypatch):
+    losses, u = curves(), torch.zeros(64, 1)
+    ponders = [free_block(losses, bias)[1](u, exits=True)[1] for bias in (-3, 1)]
+    alone, sums = tp.Budget(flops=0.4), []
+    for ponder in ponders:
+        alone.loss(losses, ponder, objective="exact")
+    alone.step()
+
+    def gather(own):  # the first process is seen by the second
+        sums.append(own.clone())
+        own += sums[0] if len(sums) > 1 else 0
+
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_backend", lambda: "gloo")
+    monkeypatch.setattr(torch.distributed, "all_reduce", gather)
+    for ponder in ponders:
+        budget = tp.Budget(flops=0.4)
+        budget.loss(losses, ponder, objective="exact")
+        budget.step()
+    assert budget.log["relaxed"] == pytest.approx(alone.log["relaxed"])
+    assert budget.tau == pytest.approx(alone.tau)
+
+
 def test_an_empty_batch_moves_nothing_and_says_so():
     budget = tp.Budget(flops=0.5)
     block = tp.AdaptiveBlock(nn.Linear(8, 8), nn.Linear(8, 1), max_steps=4)

@@ -88,6 +88,25 @@ def test_every_criterion_that_gives_logits_is_calibrated():
     assert 0.5 < share(block, batches, thresholds) <= 0.6
 
 
+@pytest.mark.parametrize(
+    "make",
+    [
+        tp.criteria.LatentChange,
+        lambda: tp.criteria.Unchanged(nn.Linear(8, 3), steps=1),
+        lambda: tp.criteria.Confidence(nn.Linear(8, 3)),
+    ],
+    ids=["latent change", "unchanged", "confidence"],
+)
+def test_ready_made_criteria_are_calibrated(make):
+    torch.manual_seed(0)
+    criterion = make()
+    block = tp.AdaptiveBlock([nn.Sequential(nn.Linear(8, 8), nn.Tanh()) for _ in range(4)], criterion)
+    batches = [torch.randn(50, 8)]
+    first = share(block, batches, tp.exit_thresholds(block, 1))
+    for budget in (first + 0.1, first + 0.4):  # read-outs count
+        assert share(block, batches, tp.calibrate(block, batches, budget)) <= budget
+
+
 def test_labels_come_with_batches_where_inputs_are_taken_out_of_them():
     net = Classifier()
     batches = [(torch.randn(20, 8), torch.randint(3, (20,))) for _ in range(2)]

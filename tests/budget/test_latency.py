@@ -7,6 +7,7 @@ import torchpact as tp
 from tests.budget.networks import Classifier
 from torchpact.budget import latency
 from torchpact.budget.latency import LatencyMeter
+from torchpact.engines.timing import CpuContention
 
 NET, EXAMPLE = Classifier(), torch.randn(16, 8)
 
@@ -70,7 +71,7 @@ def test_units_are_not_mixed():
 
 
 def test_a_busy_machine_is_noticed(monkeypatch):
-    monkeypatch.setattr(latency.CpuContention, "is_high", lambda self: True)
+    monkeypatch.setattr(CpuContention, "is_high", lambda self: True)
     budget = tp.Budget(ms=8.0, example=EXAMPLE).bind(NET)
     assert "other programs kept the cores busy" in repr(budget)
     with pytest.warns(UserWarning, match="other programs kept the cores busy"):
