@@ -53,7 +53,7 @@ class Sums(nn.Module):
 
 def nll(output: Any, labels: Tensor) -> Tensor:
     logits = output[0] if isinstance(output, tuple) else output
-    losses = cross_entropy(logits.flatten(0, -2), labels.flatten(), reduction="none")
+    losses: Tensor = cross_entropy(logits.flatten(0, -2), labels.flatten(), reduction="none")
     return losses.view(len(labels), -1).mean(1)
 
 
@@ -98,7 +98,7 @@ def rows(name: str, net: nn.Module, held: list[Batch], test: list[Batch]) -> lis
     least = share(net, whole, tp.exit_thresholds(net, 1))
     low, high = 1.1 * least, 0.95
     asked = [low + (high - low) * i / (BUDGETS - 1) for i in range(BUDGETS)]
-    table = tp.calibrate(net, held, asked, lambda out, batch: -nll(out, batch[1]), inputs=inputs)
+    table = tp.calibrate(net, held, asked, lambda out, batch: -nll(out, batch[1]), inputs=inputs, runs=6)
     full = scored(net, test, tp.Thresholds("never"))
     found: list[Row] = []
     for row in table.rows:
@@ -167,7 +167,7 @@ def scored(net: nn.Module, test: list[Batch], thresholds: tp.Thresholds) -> floa
 
 def main() -> None:
     parser = parser_for(__doc__ or "", __file__, 0.5)
-    parser.add_argument("--images", type=int, default=800)
+    parser.add_argument("--images", type=int, default=400)
     parser.add_argument("--steps", type=int, default=400, help="of training the transformers")
     parser.add_argument("--ms", action="store_true", help="budgets in milliseconds, too")
     options = parser.parse_args()

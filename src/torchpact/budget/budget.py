@@ -8,12 +8,11 @@ import torch
 from torch import Tensor, nn
 
 from torchpact.budget.controller import PriceController
-from torchpact.budget.latency import LatencyMeter
+from torchpact.budget.latency import share_of_ms
 from torchpact.budget.objectives import OBJECTIVES, objective_loss, ponders_in
 from torchpact.budget.prices import KINDS, NetworkPrices, assumed_prices, block_shares, measured_prices
 from torchpact.checks import check_choice, check_number, readable
 from torchpact.core.baseline import EMABaseline
-from torchpact.core.exits import exit_thresholds
 from torchpact.core.ponder import Ponder
 
 ALL = ""
@@ -159,7 +158,8 @@ class Budget:
         prices = measured_prices(net, given)
         targets = dict(self.targets)
         if self.ms is not None:
-            targets = {ALL: self._share_of_ms(net, prices)}
+            share, self.note = share_of_ms(net, self.example, self.ms, prices)
+            targets = {ALL: share}
         for name, target in targets.items():
             least = prices.least if name == ALL else _own_least(prices, name)
             if target < least:
@@ -170,30 +170,6 @@ class Budget:
                 )
         self.prices, self.targets = prices, targets
         return self
-
-    def _share_of_ms(self, net: nn.Module, prices: NetworkPrices) -> float:
-        """Return the share of the FLOPs that takes the milliseconds asked for, by exits measured."""
-        assert self.ms is not None
-        steps = max(len(block.by_exit) for block in prices.blocks.values())
-        meter = LatencyMeter(net, self.example)
-        times = meter.ms([exit_thresholds(net, step + 1) for step in range(steps)])
-        self.note = str(meter)
-        times = [max(times[: i + 1]) for i in range(steps)]  # noise does not make a longer run faster
-        if not times[0] <= self.ms <= times[-1]:
-            raise ValueError(
-                f"expected a budget of {times[0]:.3g} to {times[-1]:.3g} ms for {self.note}; got {self.ms:g}"
-            )
-        shares = [
-            prices.fixed
-            + sum(block.by_exit[min(i, len(block.by_exit) - 1)] for block in prices.blocks.values())
-            for i in range(steps)
-        ]
-        for index in range(steps - 1):
-            if self.ms <= times[index + 1]:
-                width = times[index + 1] - times[index]
-                part = (self.ms - times[index]) / width if width else 0.0
-                return shares[index] + part * (shares[index + 1] - shares[index])
-        return shares[-1]
 
     def loss(
         self,
