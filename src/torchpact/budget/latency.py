@@ -46,7 +46,9 @@ class LatencyMeter:
     @property
     def engines(self) -> str:
         """What runs the blocks."""
-        return ", ".join(dict.fromkeys(row.engine for row in self.fast.report.measurements))
+        names = dict.fromkeys(row.engine for row in self.fast.report.measurements)
+        names.pop("blocks", None)  # the row of a network whose blocks are run one by one
+        return ", ".join(names)
 
     def __str__(self) -> str:
         """Return what was measured, when, and whether that means anything."""
