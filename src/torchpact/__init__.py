@@ -8,12 +8,14 @@ The criteria     criteria: what heads look at; use_heads, Exits, exit_thresholds
 The objective    map_loss; reinforce_loss, rloo_loss, EMABaseline; exact_loss, advantage_loss, ponder_loss
 The networks     models: ResNets, plain and adaptive; AdaptiveRNN; count_flops: what a run costs
 Your network     adapt, unadapt, summary; collect: what its blocks did; save_pretrained, from_pretrained
+To a budget      Budget: train to it; calibrate: thresholds that meet it, ThresholdTable: for several
 Deployment       deploy: the same outputs, halted work skipped
 Other problems   svo: stochastic variational optimization of any f(z)
 """
 
 from torchpact import models, svo
 from torchpact.adapt import adapt, from_pretrained, save_pretrained, summary, unadapt
+from torchpact.budget import Budget, PriceController, ThresholdTable, calibrate
 from torchpact.core.baseline import EMABaseline
 from torchpact.core.block import AdaptiveBlock
 from torchpact.core.collect import Ponders, collect
@@ -40,6 +42,7 @@ __all__ = [
     "ACTHalting",
     "AdaptiveBlock",
     "AdaptiveRNN",
+    "Budget",
     "Discrete",
     "EMABaseline",
     "Exits",
@@ -47,8 +50,10 @@ __all__ = [
     "Mode",
     "Ponder",
     "Ponders",
+    "PriceController",
     "Relaxed",
     "Residual",
+    "ThresholdTable",
     "Thresholded",
     "Thresholds",
     "TruncatedGeometric",
@@ -56,6 +61,7 @@ __all__ = [
     "adapt",
     "advance",
     "advantage_loss",
+    "calibrate",
     "collect",
     "count_flops",
     "criteria",

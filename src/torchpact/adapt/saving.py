@@ -18,7 +18,7 @@ from torchpact.adapt.heads import Heads, with_heads
 from torchpact.adapt.network import inner_network
 from torchpact.checks import one_line
 from torchpact.core.layer_run import LayerRun
-from torchpact.core.thresholds import Thresholds
+from torchpact.core.thresholds import Thresholds, spelled
 from torchpact.nn.criteria.records import from_record
 
 HEADS, RECORD, BACKBONE = "torchpact.safetensors", "torchpact.json", "model.safetensors"
@@ -255,13 +255,12 @@ def _json(path: Path) -> Any:
 
 
 def _bounds(runs: nn.ModuleList) -> dict[str, list[float | str]]:
-    """Return the thresholds that are set on runs, with words for the ends, which JSON has no numbers for."""
+    """Return the thresholds that are set on runs."""
     found: dict[str, list[float | str]] = {}
     for run in runs:
         assert isinstance(run, LayerRun)
         if run.bounds is not None:
-            words = {float("inf"): "never", -float("inf"): "always"}
-            found[run.name] = [words.get(bound, bound) for bound in run.bounds]
+            found[run.name] = spelled(run.bounds)
     return found
 
 

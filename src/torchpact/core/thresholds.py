@@ -191,6 +191,16 @@ def run_bounds_of(block: object) -> tuple[float, ...] | None:
     return None if bounds is None else bounds.get(block)
 
 
+def spelled(bounds: Iterable[float]) -> list[float | str]:
+    """Return bounds with words for the two ends, which JSON has no numbers for.
+
+    >>> spelled([0.5, float("inf")])
+    [0.5, 'never']
+    """
+    words = {Thresholds.NEVER: "never", Thresholds.ALWAYS: "always"}
+    return [words.get(bound, bound) for bound in bounds]
+
+
 def _entry(value: Any) -> Bound:
     if isinstance(value, Iterable) and not isinstance(value, str | Tensor):
         return tuple(_number(each) for each in value)

@@ -1,6 +1,6 @@
 """What the adaptive parts of a network cost in a run: asked of their specs, or else metered."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +24,67 @@ class BlockCost(NamedTuple):
     """The share of steps that positions ran, in the mean."""
 
 
+class MeteredRun(NamedTuple):
+    """A run of a network, and what it cost."""
+
+    output: Any
+    costs: dict[str, BlockCost]
+    """Of each adaptive part, by name."""
+    rest: int
+    """The FLOPs of all else, for an example."""
+
+
+class Meter:
+    """Tells what runs of a network on a batch cost, whatever halts in them.
+
+    Steps and heads are metered once, in a run in which nothing halts.
+
+    Args:
+        net: The network, in evaluation, without gradients.
+        given: What it is called with; the first dimension of the first tensor is the batch.
+
+    Raises:
+        TypeError: One adaptive part is within another.
+
+    """
+
+    def __init__(self, net: nn.Module, given: CallArgs) -> None:
+        self.net, self.given = net, given
+        self.found, self.batch = adaptive_parts(net), batch_size(net, given)
+        enough = given if self.batch else given.map(with_one_example)
+        self.prices, rest = metered_prices(net, self.found, enough)
+        self.rest = round(rest / max(self.batch, 1))
+
+    def run(self) -> MeteredRun:
+        """Run the network in its present mode, with its present thresholds.
+
+        Raises:
+            TypeError: A part does not say what it did.
+            ValueError: A part does not decide for the examples of the batch, or is not always called as
+                often.
+
+        """
+        with captured(self.found) as calls:
+            output = self.given.call(self.net)
+        costs = {}
+        nothing = torch.zeros(self.batch, dtype=torch.long, device=first_tensor(self.given).device)
+        for name, part in self.found.items():
+            ran, known = calls[name], self.prices[name]
+            if len(ran) != len(known):
+                raise ValueError(
+                    f"expected {title(name)} to be called as often whatever halts, got {len(ran)} calls, and "
+                    f"{len(known)} where nothing does"
+                )
+            spec = block_spec(part, name, hooks=True)
+            each = [call_cost(spec, *pair, self.batch) for pair in zip(ran, known, strict=True)]
+            costs[name] = BlockCost(
+                sum((cost.flops for cost in each), nothing),
+                sum(cost.plain for cost in each),
+                sum(cost.active for cost in each) / len(each) if each else 0.0,
+            )
+        return MeteredRun(output, costs, self.rest)
+
+
 def block_costs(net: nn.Module, given: CallArgs) -> tuple[dict[str, BlockCost], int]:
     """Return what each adaptive part of a network costs in a run, and what all else costs an example.
 
@@ -39,30 +100,11 @@ def block_costs(net: nn.Module, given: CallArgs) -> tuple[dict[str, BlockCost], 
         ValueError: A part does not decide for the examples of the batch, or is not always called as often.
 
     """
-    found, batch = adaptive_parts(net), batch_size(net, given)
-    prices, rest = metered_prices(net, found, given if batch else given.map(with_one_example))
-    each_rest = round(rest / max(batch, 1))
-    if not found:
-        return {}, each_rest
-    with captured(found) as calls:
-        given.call(net)
-    costs = {}
-    nothing = torch.zeros(batch, dtype=torch.long, device=first_tensor(given).device)
-    for name, part in found.items():
-        ran, known = calls[name], prices[name]
-        if len(ran) != len(known):
-            raise ValueError(
-                f"expected {title(name)} to be called as often whatever halts, got {len(ran)} calls, and "
-                f"{len(known)} where nothing does"
-            )
-        spec = block_spec(part, name, hooks=True)
-        each = [call_cost(spec, *pair, batch) for pair in zip(ran, known, strict=True)]
-        costs[name] = BlockCost(
-            sum((cost.flops for cost in each), nothing),
-            sum(cost.plain for cost in each),
-            sum(cost.active for cost in each) / len(each) if each else 0.0,
-        )
-    return costs, each_rest
+    meter = Meter(net, given)
+    if not meter.found:
+        return {}, meter.rest
+    _, costs, rest = meter.run()
+    return costs, rest
 
 
 def call_cost(spec: BlockSpec, call: Call, prices: Prices, batch: int) -> BlockCost:

@@ -1,5 +1,6 @@
 """What a run costs, in floating-point operations."""
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -32,6 +33,8 @@ class FlopCount:
     """Those of each block: integers of shape (batch, number of blocks)."""
     rest: int
     """Those of all else, the same for every image."""
+    plain: float = math.nan
+    """Those of an example in the mean, all else included, if every step runs and nothing is decided."""
 
     def __repr__(self) -> str:
         blocks = ", ".join(f"{mean:,.0f}" for mean in self.blocks.double().mean(0).tolist())
@@ -49,6 +52,11 @@ class FlopCount:
     def mean(self) -> Tensor:
         """The mean of the total over images."""
         return self.total.double().mean()
+
+    @property
+    def share(self) -> Tensor:
+        """The mean as a share of what the network takes without decisions, as in budgets."""
+        return self.mean / self.plain
 
     @property
     def std(self) -> Tensor:
@@ -105,11 +113,12 @@ def count_flops(model: nn.Module, inputs: Any, *, kwargs: Mapping[str, Any] | No
             raise TypeError(
                 f"expected the model itself, got a {type(module).__name__}: count before it is deployed"
             )
-    with _evaluating(net):
+    with evaluating(net):
         costs, rest = block_costs(net, given)
+    plain = rest + sum(each.plain for each in costs.values())
     if costs:
-        return FlopCount(torch.stack([each.flops for each in costs.values()], 1), rest)
-    return FlopCount(torch.zeros(len(first), 0, dtype=torch.long, device=first.device), rest)
+        return FlopCount(torch.stack([each.flops for each in costs.values()], 1), rest, plain)
+    return FlopCount(torch.zeros(len(first), 0, dtype=torch.long, device=first.device), rest, plain)
 
 
 def flops_from_ponders(model: nn.Module, ponders: Sequence[Ponder], image_shape: Sequence[int]) -> FlopCount:
@@ -200,8 +209,13 @@ def _network(model: nn.Module) -> NetworkSpec:
 
 
 @contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
-    """Evaluate without gradients, then put the modules back into training where they were."""
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Evaluate without gradients, then put the modules back into training where they were.
+
+    Args:
+        model: The network.
+
+    """
     before = [(module, module.training) for module in model.modules()]
     model.eval()
     try:

@@ -1,0 +1,164 @@
+"""Held-out batches of a network, run with any thresholds: what every example costs, and how good it is."""
+
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from torchpact.budget.scores import Score, agreement, checked_score, similarity
+from torchpact.budget.search import Record
+from torchpact.core.call_args import CallArgs, call_args, first_tensor, tensors_in
+from torchpact.core.callables import uncompiled
+from torchpact.core.collect import collect
+from torchpact.core.exits import exit_thresholds
+from torchpact.core.halting_module import halting_modules
+from torchpact.core.overrides import use_mode, use_thresholds
+from torchpact.core.thresholds import Thresholds
+from torchpact.flops.blocks import Meter
+from torchpact.flops.count import evaluating
+from torchpact.specs.call_capture import batch_size
+
+_KEPT = 2**26
+"""Up to so many numbers of full outputs are kept; otherwise the full network runs again for each score."""
+
+
+class Outcome(NamedTuple):
+    """What a run of all batches gave, one number an example."""
+
+    costs: Tensor
+    """FLOPs, as a share of the original network's in the mean."""
+    scores: Tensor
+
+    @property
+    def cost(self) -> float:
+        """The mean cost."""
+        return float(self.costs.mean())
+
+    @property
+    def score(self) -> float:
+        """The mean score."""
+        return float(self.scores.mean())
+
+
+class HeldOut:
+    """Runs a network on held-out batches, thresholded.
+
+    Args:
+        net: A network with adaptive blocks.
+        batches: What it is called with, each a mapping by name, a tuple by position, or the only argument.
+        score: A function of output and batch, or the name of one of the outputs of the full network:
+            "similarity" or "agreement".
+        inputs: Takes what the network is called with out of a batch; by default the batch itself.
+
+    Raises:
+        ValueError: There are no examples, or no adaptive blocks.
+
+    """
+
+    def __init__(
+        self,
+        net: nn.Module,
+        batches: Iterable[Any],
+        score: Score | str = "similarity",
+        inputs: Callable[[Any], Any] | None = None,
+    ) -> None:
+        self.net, self.score = uncompiled(net), score
+        self.blocks = halting_modules(self.net)
+        if not self.blocks:
+            raise ValueError(f"expected a network with adaptive blocks, got {type(net).__name__} without any")
+        self.batches = [each for each in batches]  # noqa: C416
+        self.given: list[CallArgs] = [
+            call_args(each if inputs is None else inputs(each)) for each in self.batches
+        ]
+        kept = [i for i, given in enumerate(self.given) if len(first_tensor(given))]
+        if not kept:
+            raise ValueError(
+                f"expected held-out batches with examples, got {len(self.given)} batches without"
+            )
+        self.batches, self.given = [self.batches[i] for i in kept], [self.given[i] for i in kept]
+        self.sizes = [batch_size(self.net, given) for given in self.given]
+        self.logits: dict[str, list[Tensor]] = {name: [] for name in self.blocks}
+        """The halting logits of all blocks where nothing halts, for each batch, (L − 1, positions)."""
+        self.real: dict[str, list[Tensor]] = {name: [] for name in self.blocks}
+        """False for padding, for each batch, (positions,)."""
+        self.weights: list[Tensor | None] = []
+        self._fulls: list[Any] = []
+        self._meters: list[Meter] = []
+        self.runs = 0
+        self.per_example = len(self.blocks) == 1
+        self._look()
+
+    def _look(self) -> None:
+        """Run everything once without halting, to meter steps and to see logits and outputs."""
+        kept, plain = 0, 0.0
+        self._never = Thresholds("never")
+        with evaluating(self.net), use_mode(self.net, "thresholded"), use_thresholds(self.net, self._never):
+            for given, size in zip(self.given, self.sizes, strict=True):
+                meter = Meter(self.net, given)
+                with collect(self.net, exits=True) as ponders:
+                    run = meter.run()
+                self._meters.append(meter)
+                plain += size * (run.rest + sum(cost.plain for cost in run.costs.values()))
+                for ponder in ponders:
+                    assert ponder.exits is not None
+                    self._keep(ponder.name, ponder.exits.logits[:-1], ponder.weights)
+                    self.per_example &= ponder.steps.numel() == size
+                self.per_example &= len(ponders) == 1
+                self.weights.append(ponders[0].weights if ponders else None)
+                kept += sum(x.numel() for x in tensors_in([run.output]))
+                self._fulls.append(run.output if self.score in ("similarity", "agreement") else None)
+                if kept > _KEPT:
+                    self._fulls[-1] = None
+        self.plain = plain / sum(self.sizes)
+
+    def _keep(self, name: str, logits: Tensor, weights: Tensor | None) -> None:
+        self.logits[name].append(logits.float().flatten(1).cpu())
+        real = torch.ones(logits.shape[1:], dtype=torch.bool)
+        if weights is not None:
+            real = (weights > 0).expand(logits.shape[1:]).cpu()
+        self.real[name].append(real.flatten())
+
+    def __len__(self) -> int:
+        return sum(self.sizes)
+
+    def run(self, thresholds: Thresholds) -> Outcome:
+        """Run all batches with some thresholds.
+
+        Args:
+            thresholds: Of all blocks.
+
+        Raises:
+            ValueError: The score is not one finite number an example.
+
+        """
+        self.runs += 1
+        costs, scores = [], []
+        with evaluating(self.net), use_mode(self.net, "thresholded"), use_thresholds(self.net, thresholds):
+            for index, meter in enumerate(self._meters):
+                run = meter.run()
+                flops = sum((cost.flops for cost in run.costs.values()), torch.zeros(())) + run.rest
+                costs.append((flops.double() / self.plain).cpu().expand(self.sizes[index]))
+                scores.append(self._score(index, run.output))
+        return Outcome(torch.cat(costs), torch.cat(scores))
+
+    def _score(self, index: int, output: Any) -> Tensor:
+        if callable(self.score):
+            found = self.score(output, self.batches[index])
+        else:
+            full = self._fulls[index]
+            if full is None:
+                with use_thresholds(self.net, self._never):
+                    full = self.given[index].call(self.net)
+            function = similarity if self.score == "similarity" else agreement
+            found = function(output, full, self.weights[index])
+        return checked_score(found, self.sizes[index])
+
+    def record(self) -> Record:
+        """Return what each example gives at every exit, of a network with one decision an example."""
+        ((name, block),) = self.blocks.items()
+        runs = [self.run(exit_thresholds(self.net, step + 1)) for step in range(block.max_steps)]
+        logits = torch.cat(self.logits[name], 1)
+        return Record(
+            logits, torch.stack([run.costs for run in runs]), torch.stack([run.scores for run in runs])
+        )
