@@ -8,6 +8,8 @@ from torchpact.checks import check_count, check_number
 Per = Literal["pixel", "image"]
 
 CHANNELS = (16, 32, 64)
+MOST_BIAS = 1e18
+"""Of a halting head, at first: more than that does not fit into all numbers of torch."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +51,7 @@ class ResNetConfig:
         check_count("classes", self.classes)
         check_count("group", self.group)
         check_count("image_size", self.image_size)
-        check_number("halting_bias", self.halting_bias, open_low=True, open_high=True)
+        check_number("halting_bias", self.halting_bias, -MOST_BIAS, MOST_BIAS)
         if self.per not in ("pixel", "image"):
             raise ValueError(f"expected per to be 'pixel' or 'image', got {self.per!r}")
         if self.per == "image" and self.group != 1:

@@ -11,6 +11,7 @@ from torchpact.core.modes import Mode
 from torchpact.core.ponder import Ponder
 from torchpact.core.state import State
 from torchpact.nn.cells import never_halt
+from torchpact.nn.resnet_config import MOST_BIAS
 from torchpact.nn.rnn import AdaptiveRNN
 from torchpact.nn.stacked_rnn import StackedRNN
 
@@ -57,7 +58,7 @@ class SequenceConfig:
                 raise TypeError(f"expected {name} to be True or False, got {getattr(self, name)!r}")
         check_count("embedding", self.embedding, minimum=int(self.symbols))
         check_number("dropout", self.dropout, 0, 1)
-        check_number("halting_bias", self.halting_bias, open_low=True, open_high=True)
+        check_number("halting_bias", self.halting_bias, -MOST_BIAS, MOST_BIAS)
         if self.cell not in get_args(Cell):
             raise ValueError(f"expected cell to be one of {', '.join(get_args(Cell))}; got {self.cell!r}")
 
