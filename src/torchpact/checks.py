@@ -91,6 +91,9 @@ MALFORMED: tuple[type[Exception], ...] = (
 )  # fmt: skip
 """What reading plain values raises that are not of the kind, size or nesting that was expected."""
 
+MOST = 2**31 - 1
+"""Of anything that a configuration counts."""
+
 MOST_CHARACTERS = 500
 """Of an error: what it was given may be a file of any size."""
 
@@ -103,7 +106,7 @@ def one_line(error: BaseException | str) -> str:
     >>> one_line("an escape: \x1b"), len(one_line(1000 * "long "))
     ('an escape: \\x1b', 501)
     """
-    text = str(error)
+    text = str(error).partition("Exception raised from")[0]  # where in C++ it was
     cut = text[:MOST_CHARACTERS] + "…" if len(text) > MOST_CHARACTERS else text
     line = " ".join(cut.split()) or type(error).__name__
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in line)

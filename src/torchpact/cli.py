@@ -66,7 +66,7 @@ def prepare_terminal() -> None:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="torchpact")
     columns = os.environ.get("COLUMNS", "80")
-    if not (columns.isascii() and columns.isdecimal() and int(columns[:9])):
+    if not (columns.isascii() and columns.isdecimal() and len(columns) < 6 and int(columns)):
         del os.environ["COLUMNS"]  # of none, nothing would be shown
 
 
@@ -114,11 +114,13 @@ def _end(error: Exception) -> NoReturn:
         raise SystemExit(128 + 13)
     if isinstance(error, (ValueError, OSError)):
         _fail(str(error))
-    _fail(f"{type(error).__name__}: {one_line(error)} ({TRACEBACK} shows where)", code=1)
+    if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and "memory" in str(error)):
+        _fail(f"expected sizes for which there is memory: {one_line(error)}")
+    _fail(f"{type(error).__name__}: {one_line(error)}", code=1, more=f" ({TRACEBACK} shows where)")
 
 
-def _fail(message: str, code: int = 2) -> NoReturn:
-    print(f"torchpact: {one_line(message)}", file=sys.stderr)
+def _fail(message: str, code: int = 2, more: str = "") -> NoReturn:
+    print(f"torchpact: {one_line(message)}{more}", file=sys.stderr)
     raise SystemExit(code)
 
 

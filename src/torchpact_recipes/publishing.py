@@ -18,6 +18,7 @@ from torchpact.models import ResNet, build
 from torchpact_recipes import zoo
 from torchpact_recipes.data import Images
 from torchpact_recipes.model_card import markdown
+from torchpact_recipes.outputs import check_file
 from torchpact_recipes.training import TrainConfig
 from torchpact_recipes.training.checkpoint import load_checkpoint, network_in, save_checkpoint
 from torchpact_recipes.training.evaluate import evaluate_modes
@@ -44,6 +45,9 @@ def add_entry(run: Path, name: str, test: Images, folder: Path = zoo.FOLDER, *, 
     files = RunFiles(run)
     record = _finished(files)
     model, config = _trained(files)
+    path = folder / f"resnet{config.network.layers}-{name}.safetensors"
+    for file in (path, path.with_suffix(".md")):
+        check_file(file)
     small = _halved(model.to(test.images.device))
     results = evaluate_modes(small, test, config.modes)
     certain = [mode for mode in config.modes if mode not in DRAWING] or config.modes
@@ -72,7 +76,6 @@ def add_entry(run: Path, name: str, test: Images, folder: Path = zoo.FOLDER, *, 
     }
     # how a run looked at itself is no part of what the network is
     kept = replace(config, variance_samples=0).to_dict()
-    path = folder / f"resnet{config.network.layers}-{name}.safetensors"
     said = markdown(Entry(path.stem, path, kept, card))  # so that what has no card leaves no file
     folder.mkdir(parents=True, exist_ok=True)
     _write(path, small, {"config": kept, "card": card}, half)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torchpact.checks import MALFORMED, one_line
+from torchpact.checks import MALFORMED, MOST, check_count, one_line
 from torchpact.models import ResNet
 from torchpact_recipes.model_card import plain_flops
 from torchpact_recipes.report.naming import traits
@@ -35,7 +35,7 @@ def read_run(folder: Path) -> RunReport:
         record = json.loads(files.run.read_text(encoding="utf-8"))
         config = _config(record["config"])
         status = str(record["status"])
-        reached = int(record.get("iteration", 0))
+        reached = _iteration(record.get("iteration", 0))
         results = _by_mode(record.get("results") or {})
         network = config.network if isinstance(config, TrainConfig) else None
         flops = network and plain_flops(network)
@@ -65,6 +65,10 @@ def read_run(folder: Path) -> RunReport:
     return RunReport(values, model, config if isinstance(config, TrainConfig) else None)
 
 
+def _iteration(value: Any) -> int:
+    return check_count("iteration", value, minimum=0, maximum=MOST)
+
+
 def _kind(error: Exception) -> str:
     return f"{type(error).__name__}: {one_line(error)}"
 
@@ -91,7 +95,7 @@ def _history(path: Path) -> list[dict[str, Any]]:
             event = json.loads(line)
             if event["kind"] == "validate":
                 _by_mode(event["modes"])
-            found.append(event | {"iteration": int(event["iteration"])})
+            found.append(event | {"iteration": _iteration(event["iteration"])})
         except MALFORMED:
             continue
     return found
