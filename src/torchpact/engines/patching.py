@@ -12,6 +12,7 @@ from torchpact.core.collect import report
 from torchpact.core.modes import Thresholded
 from torchpact.core.ponder import Ponder, is_unknown, without_details
 from torchpact.core.run_bounds import run_bounds_of
+from torchpact.core.state import check_state
 from torchpact.engines.base import Runner, Unsupported
 from torchpact.engines.hooked import PatchedLayers
 from torchpact.engines.reference import Reference
@@ -51,6 +52,8 @@ class PatchedPart:
         own = (run_bounds_of(self.block) or spec.bounds) if self.compares else None
         weights = kwargs.get("weights")
         given = step_call(CallArgs(args, kwargs)) if kwargs else CallArgs(args)
+        if isinstance(spec.module, AdaptiveBlock):
+            check_state(given.args[0] if given.args else None)
         ran, (*output, ponder) = self._run(given.args[0], CallArgs(given.args[1:], given.kwargs), own)
         if self.contiguous:
             output = [x.contiguous() if isinstance(x, Tensor) else x for x in output]
