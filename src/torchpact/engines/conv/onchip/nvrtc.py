@@ -24,8 +24,8 @@ STANDARD = "c++17"
 
 def compile_block(plan: Plan, arch: str, **macros: int) -> bytes:
     """Return the machine code of a block for an architecture such as sm_90, with more ``macros`` if given."""
-    parts = [path.read_text() for path in sorted(SOURCE.parent.glob("*.cuh"))]
-    return compiled("onchip", SOURCE.read_text(), plan.macros | macros, arch, parts)
+    parts = [path.read_text(encoding="utf-8") for path in sorted(SOURCE.parent.glob("*.cuh"))]
+    return compiled("onchip", SOURCE.read_text(encoding="utf-8"), plan.macros | macros, arch, parts)
 
 
 def compiled(name: str, source: str, macros: dict[str, int], arch: str, parts: Sequence[str] = ()) -> bytes:
