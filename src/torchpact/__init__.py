@@ -4,11 +4,11 @@ The maths        stick_breaking, log_stick_breaking, expected_steps, act_halting
 The modes        Relaxed, Discrete, Thresholded, ACT; Mode, Thresholds
 The loop         HaltingLoop, advance, decide: for loops of your own
 The block        AdaptiveBlock, Ponder, Residual, use_mode, use_thresholds
-The objective    map_loss, reinforce_loss, ponder_loss, EMABaseline
+The objective    map_loss; reinforce_loss, rloo_loss, EMABaseline; exact_loss, advantage_loss, ponder_loss
 The networks     models: ResNets, plain and adaptive; AdaptiveRNN; count_flops: what a run costs
 Your network     adapt, unadapt, summary; collect: what its blocks did; save_pretrained, from_pretrained
-In earnest       deploy: the same outputs, halted work really skipped
-In general       svo: stochastic variational optimization of any f(z)
+Deployment       deploy: the same outputs, halted work skipped
+Other problems   svo: stochastic variational optimization of any f(z)
 """
 
 from torchpact import models, svo
@@ -16,10 +16,11 @@ from torchpact.adapt import adapt, from_pretrained, save_pretrained, summary, un
 from torchpact.core.baseline import EMABaseline
 from torchpact.core.block import AdaptiveBlock
 from torchpact.core.collect import Ponders, collect
+from torchpact.core.exit_objectives import advantage_loss, exact_loss
 from torchpact.core.halting import ACTHalting, act_halting, expected_steps, log_stick_breaking, stick_breaking
 from torchpact.core.loop import HaltingLoop, advance, decide
 from torchpact.core.modes import ACT, Discrete, Mode, Relaxed, Thresholded
-from torchpact.core.objective import map_loss, ponder_loss, reinforce_loss
+from torchpact.core.objective import map_loss, ponder_loss, reinforce_loss, rloo_loss
 from torchpact.core.overrides import use_mode, use_thresholds
 from torchpact.core.ponder import Ponder
 from torchpact.core.priors import TruncatedGeometric
@@ -50,10 +51,12 @@ __all__ = [
     "act_halting",
     "adapt",
     "advance",
+    "advantage_loss",
     "collect",
     "count_flops",
     "decide",
     "deploy",
+    "exact_loss",
     "expected_steps",
     "from_pretrained",
     "log_stick_breaking",
@@ -61,6 +64,7 @@ __all__ = [
     "models",
     "ponder_loss",
     "reinforce_loss",
+    "rloo_loss",
     "save_pretrained",
     "stick_breaking",
     "summary",

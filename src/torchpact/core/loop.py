@@ -100,7 +100,7 @@ class HaltingLoop(NamedTuple):
         check_count("max_steps", max_steps)
         if bounds is not None and not isinstance(mode, Thresholded):
             raise ValueError(f"expected the mode thresholded with thresholds, got {mode}")
-        stops = mode.leaves and not learning if may_stop is None else may_stop
+        stops = mode.can_exit_early and not learning if may_stop is None else may_stop
         fixed = None if bounds is None else tuple(bounds)
         if fixed is not None and len(fixed) != max_steps - 1:
             raise ValueError(f"expected {max_steps - 1} bounds for max_steps={max_steps}, got {len(fixed)}")

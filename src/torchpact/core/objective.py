@@ -9,7 +9,7 @@ from torch import Tensor
 from torchpact.checks import check_number, readable
 from torchpact.core.collect import Ponders
 from torchpact.core.halting import log_stick_breaking
-from torchpact.core.ponder import Ponder, mean_over_positions
+from torchpact.core.ponder import Ponder, mean_over_batch
 from torchpact.core.priors import TruncatedGeometric
 
 Tau = float | Sequence[float] | Tensor
@@ -47,7 +47,7 @@ def map_loss(nll: Tensor, ponders: Ponder | Sequence[Ponder], tau: Tau) -> Tenso
 
     """
     nll, blocks = _check(nll, ponders, scalar=True)
-    return _mean(nll) + _prior_cost(blocks, tau)
+    return mean_over_batch(nll) + _prior_cost(blocks, tau)
 
 
 def reinforce_loss(
@@ -91,15 +91,68 @@ def reinforce_loss(
     c = torch.as_tensor(baseline(reward) if callable(baseline) else (baseline or 0.0)).detach()
     if c.shape not in ((), reward.shape):
         raise ValueError(f"expected a baseline of shape () or {tuple(reward.shape)}, got {tuple(c.shape)}")
-    log_q = torch.zeros_like(reward)
-    for index, ponder in enumerate(blocks):
-        if ponder.log_prob is None:
-            raise ValueError(f"expected ponders of blocks in Discrete mode, got no log_prob in block {index}")
-        log_prob = ponder.log_prob
-        if ponder.weights is not None:  # what is padding decides nothing
-            log_prob = torch.where(ponder.weights > 0, log_prob, torch.zeros_like(log_prob))
-        log_q = log_q + log_prob.unsqueeze(-1).flatten(1).sum(1)
-    return _mean(nll - (reward - c) * log_q) + _prior_cost(blocks, tau)
+    return mean_over_batch(nll - (reward - c) * _log_q(blocks, reward)) + _prior_cost(blocks, tau)
+
+
+def rloo_loss(
+    nll: Tensor | Sequence[Tensor], ponders: Ponder | Sequence[Ponder] | Sequence[Sequence[Ponder]], tau: Tau
+) -> Tensor:
+    """Return REINFORCE's loss of K sampled runs of a batch, with leave-one-out baselines (RLOO).
+
+    The baseline of a run is, for each example, the mean reward log p of the other runs. It depends on the
+    example, which that of :class:`EMABaseline` does not, has no state, and is independent of the run's own
+    decisions, so that the gradient stays unbiased. All else is as in :func:`reinforce_loss`.
+
+    Runs are handed in as a list, or stacked: K copies of the batch, one after the other, in one pass.
+
+    Cost: K forward and backward passes; at least 2.
+
+    Args:
+        nll: The negative log-likelihoods, K tensors of shape (batch,), or one of shape (K, batch).
+        ponders: What one or several blocks did in discrete mode: K of those that :func:`reinforce_loss` takes
+            or, with a stacked ``nll``, those of the one pass over K·batch examples.
+        tau: The price of a step: one number, or one for each block.
+
+    Returns:
+        A scalar.
+
+    Raises:
+        TypeError: One of the ponders is something else.
+        ValueError: There are fewer than two runs, shapes do not fit, a ponder is of another mode, or a price
+            is negative or not finite.
+
+    Example:
+        >>> block = tp.AdaptiveBlock(nn.Linear(8, 8), nn.Linear(8, 1), max_steps=5, mode="discrete")
+        >>> inputs, labels = torch.randn(4, 8), torch.tensor([0, 3, 1, 7])
+        >>> output, ponder = block(inputs.repeat(3, 1))  # three runs in one pass
+        >>> nll = nn.functional.cross_entropy(output, labels.repeat(3), reduction="none")
+        >>> rloo_loss(nll.view(3, 4), ponder, tau=0.01).backward()
+
+    """
+    if isinstance(nll, Tensor):
+        if nll.dim() != 2:
+            raise ValueError(f"expected a stacked nll of shape (runs, batch), got {tuple(nll.shape)}")
+        stacked = nll
+        flat, blocks = _check(nll.flatten(), ponders)
+        log_q, cost = _log_q(blocks, flat).view(nll.shape), _prior_cost(blocks, tau)
+    else:
+        if isinstance(ponders, Ponder) or len(nll) != len(ponders):
+            given = "one Ponder" if isinstance(ponders, Ponder) else f"those of {len(ponders)}"
+            raise ValueError(f"expected the ponders of {len(nll)} runs, as many as in nll; got {given}")
+        runs = [_check(*run) for run in zip(nll, ponders, strict=True)]
+        if len({each.shape for each, _ in runs}) > 1:
+            raise ValueError(
+                f"expected runs of one batch, got {', '.join(str(len(n)) for n, _ in runs)} examples"
+            )
+        if len(runs) > 1:
+            stacked = torch.stack([each for each, _ in runs])
+            log_q = torch.stack([_log_q(blocks, each) for each, blocks in runs])
+            cost = sum((_prior_cost(blocks, tau) for _, blocks in runs), start=0.0) / len(runs)
+    if len(nll) < 2:
+        raise ValueError(f"expected at least 2 runs, each the baseline of the others; got {len(nll)}")
+    reward = -stacked.detach()
+    others = (reward.sum(0) - reward) / (len(reward) - 1)
+    return mean_over_batch(stacked - (reward - others) * log_q) + cost
 
 
 def ponder_loss(losses: Tensor, logits: Tensor, tau: float, beta: float = 0.01) -> Tensor:
@@ -142,7 +195,7 @@ def ponder_loss(losses: Tensor, logits: Tensor, tau: float, beta: float = 0.01) 
     # made on the device, and not looked at: an iteration that is captured cannot
     prior = TruncatedGeometric(q.new_full((), float(tau)), len(q), validate_args=False)
     log_p = prior.log_prob(prior.enumerate_support()).unsqueeze(1)
-    return _mean((q * losses).sum(0)) + beta * _mean((q * (log_q - log_p)).sum(0))
+    return mean_over_batch((q * losses).sum(0)) + beta * mean_over_batch((q * (log_q - log_p)).sum(0))
 
 
 def _check(nll: Tensor, ponders: Any, scalar: bool = False) -> tuple[Tensor, list[Ponder]]:
@@ -170,22 +223,36 @@ def _check(nll: Tensor, ponders: Any, scalar: bool = False) -> tuple[Tensor, lis
     return nll, blocks
 
 
+def _log_q(blocks: list[Ponder], nll: Tensor) -> Tensor:
+    """Return log q of all decisions taken for each example, those of padding left out."""
+    log_q = torch.zeros_like(nll)
+    for index, ponder in enumerate(blocks):
+        if ponder.log_prob is None:
+            raise ValueError(f"expected ponders of blocks in Discrete mode, got no log_prob in block {index}")
+        log_prob = ponder.log_prob
+        if ponder.weights is not None:  # what is padding decides nothing
+            log_prob = torch.where(ponder.weights > 0, log_prob, torch.zeros_like(log_prob))
+        log_q = log_q + log_prob.unsqueeze(-1).flatten(1).sum(1)
+    return log_q
+
+
 def _prior_cost(blocks: list[Ponder], tau: Tau) -> Tensor | float:
     """Return Σ τ_k·cost_k, the cost averaged over examples and positions."""
     return sum(
-        (t * _mean_cost(ponder) for t, ponder in zip(_taus(tau, len(blocks)), blocks, strict=True)),
+        (
+            t * mean_over_batch(ponder.cost, ponder.weights)
+            for t, ponder in zip(prices(tau, len(blocks)), blocks, strict=True)
+        ),
         start=0.0,
     )
 
 
-def _mean_cost(ponder: Ponder) -> Tensor:
-    """Return the mean over examples of the mean cost of their positions, as they weigh."""
-    if ponder.weights is None:
-        return _mean(ponder.cost)
-    return _mean(mean_over_positions(ponder.cost, ponder.weights))
+def prices(tau: Tau, count: int) -> list[float | Tensor]:
+    """Return the price of a step of each of ``count`` blocks, once they are seen to be prices.
 
-
-def _taus(tau: Tau, count: int) -> list[float | Tensor]:
+    >>> prices(0.1, 2)
+    [0.1, 0.1]
+    """
     if isinstance(tau, Tensor):
         # a look at a tensor on the GPU would make every training step wait for it
         if tau.dim() > 1:
@@ -200,8 +267,3 @@ def _taus(tau: Tau, count: int) -> list[float | Tensor]:
     if len(taus) != count:
         raise ValueError(f"expected one tau, or {count} of them for {count} blocks; got {len(taus)}")
     return taus
-
-
-def _mean(x: Tensor) -> Tensor:
-    """The mean, but 0 for a batch of 0, as one rank of a distributed run may be handed."""
-    return x.sum() / max(x.numel(), 1)

@@ -1,4 +1,4 @@
-"""What a run of a block leaves behind: decisions, their probabilities, and what the objective charges for."""
+"""The record of a run of a block: decisions, their probabilities, and what the objective charges for."""
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -24,8 +24,8 @@ class Ponder(NamedTuple):
     Where steps take the gate, h after halting is that of a frozen state, so that N is the paper's eq. 24
     given the masks that were drawn; it is E[z] exactly for plain steps only.
 
-    A block that keeps no ``details`` (see :class:`use_mode`) leaves NaN in ``probs`` and ``expected_steps``
-    then, of which a single number is stored.
+    A block that keeps no ``details`` (see :class:`use_mode`) has NaN in ``probs`` and ``expected_steps``
+    then; a single number is stored for all of them.
 
     ``log_prob`` is None outside Discrete mode, which ``torch.func.vmap`` cannot return: let the function
     under it return the fields it needs. Heads that give NaN are not refused; NaN shows in ``probs``.
@@ -98,6 +98,26 @@ def mean_over_positions(values: Tensor, weights: Tensor | None = None) -> Tensor
     return total / torch.where(whole > 0, whole, torch.ones_like(whole))
 
 
+def mean_over_batch(values: Tensor, weights: Tensor | None = None) -> Tensor:
+    """Return the mean over examples of the mean over their positions, as they weigh; 0 for an empty batch.
+
+    Args:
+        values: One number for each position, of shape (batch, …).
+        weights: As for :func:`mean_over_positions`.
+
+    Returns:
+        A scalar.
+
+    Example:
+        >>> mean_over_batch(torch.tensor([[1.0, 3.0], [4.0, 4.0]]), torch.tensor([[1.0, 0.0], [1.0, 1.0]]))
+        tensor(2.5000)
+
+    """
+    if weights is not None:
+        values = mean_over_positions(values, weights)
+    return values.sum() / max(values.numel(), 1)  # one rank of a distributed run may be handed no example
+
+
 def ponder_of_logits(
     logits: Sequence[Tensor],
     max_steps: int,
@@ -129,7 +149,8 @@ def ponder_of_logits(
     always = torch.full(steps.shape, torch.inf, dtype=dtype, device=steps.device)
     stacked = torch.stack([*logits] + [always] * (max_steps - len(logits)))
     probs = torch.sigmoid(stacked)
-    expected = steps_from_survival(torch.sigmoid(-stacked[:-1]), 0)
+    # no position goes on after a logit of +∞
+    expected = steps_from_survival(torch.sigmoid(-stacked[: min(len(logits), max_steps - 1)]), 0)
     known = every_h or not mode.hard
     return Ponder(
         probs=probs,
@@ -156,7 +177,7 @@ def is_unknown(x: Tensor) -> bool:
 
 
 def decisions_only(max_steps: int, steps: Tensor, cost: Tensor, nan: Tensor | None = None) -> Ponder:
-    """Return a ponder of decisions alone; all else is one NaN, which nobody but the caller may have.
+    """Return a ponder of decisions alone; all other fields are views of one NaN, which must not be shared.
 
     >>> ponder = decisions_only(3, torch.tensor([1, 1]), torch.ones(2))
     >>> ponder.probs.isnan().all(), ponder.steps

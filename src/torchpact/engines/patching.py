@@ -11,9 +11,9 @@ from torchpact.core.call_args import CallArgs
 from torchpact.core.collect import report
 from torchpact.core.modes import Thresholded
 from torchpact.core.ponder import Ponder, is_unknown, without_details
-from torchpact.core.run_bounds import run_bounds_of
 from torchpact.core.state import check_state
-from torchpact.engines.base import Runner, Unsupported
+from torchpact.core.thresholds import run_bounds_of
+from torchpact.engines.base import NO_CONTEXT, Runner, Unsupported
 from torchpact.engines.hooked import PatchedLayers
 from torchpact.engines.reference import Reference
 from torchpact.flops.metering import loop_of
@@ -51,10 +51,14 @@ class PatchedPart:
         spec = self.spec
         own = (run_bounds_of(self.block) or spec.bounds) if self.compares else None
         weights = kwargs.get("weights")
-        given = step_call(CallArgs(args, kwargs)) if kwargs else CallArgs(args)
-        if isinstance(spec.module, AdaptiveBlock):
-            check_state(given.args[0] if given.args else None)
-        ran, (*output, ponder) = self._run(given.args[0], CallArgs(given.args[1:], given.kwargs), own)
+        if kwargs or len(args) != 1:
+            given = step_call(CallArgs(args, kwargs))
+            u, context = given.args[0] if given.args else None, CallArgs(given.args[1:], given.kwargs)
+        else:  # the usual call of a small block takes little time
+            u, context = args[0], NO_CONTEXT
+        if not isinstance(u, Tensor) and isinstance(spec.module, AdaptiveBlock):
+            check_state(u)
+        ran, (*output, ponder) = self._run(u, context, own)
         if self.contiguous:
             output = [x.contiguous() if isinstance(x, Tensor) else x for x in output]
         if ponder is None:
