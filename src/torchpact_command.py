@@ -6,6 +6,7 @@ A module beside the package, since to import anything of the package is to impor
 import os
 import signal
 from types import FrameType
+from typing import NoReturn
 
 __all__ = ["main"]
 
@@ -22,10 +23,9 @@ def main() -> None:
     run()
 
 
-def _leave(number: int, frame: FrameType | None) -> None:
-    # not an exception, which a module that is being imported might catch
+def _leave(number: int, frame: FrameType | None) -> NoReturn:
     os.write(2, b"\ntorchpact: interrupted before anything was begun\n")
-    os._exit(130)
+    raise SystemExit(128 + number)
 
 
 if __name__ == "__main__":
