@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 JOBS ?= auto
 
 .DEFAULT_GOAL := help
-.PHONY: help install lint format types rules unit test test-all demo docs clean
+.PHONY: help install lint format types rules unit test test-all fuzz demo docs clean
 
 help: ## list these targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -38,6 +38,9 @@ test: lint types unit ## lint, rules, types and tests: what CI runs, in less tha
 
 test-all: lint types ## also the tests marked slow
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m ""
+
+fuzz: install ## 5,600 hostile files, records, caches and commands, and 2,000 random networks deployed
+	$(BIN)/python -m tests.hostile.fuzz
 
 demo: install ## a pretrained ResNet becomes adaptive, in minutes on a CPU; writes demo/report.html
 	$(BIN)/torchpact demo

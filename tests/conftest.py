@@ -1,10 +1,15 @@
 """What tests of several folders use."""
 
+import signal
 import sys
 
 import pytest
 
 from torchpact import cli
+
+# a shell starts jobs in the background with Ctrl-C ignored, which programs inherit that tests interrupt
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture

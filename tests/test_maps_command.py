@@ -11,8 +11,8 @@ from PIL import Image
 from tests.viz.networks import write_checkpoint
 from torchpact.models import ResNetConfig
 from torchpact_recipes import zoo
-from torchpact_recipes.commands.common import check_folder
 from torchpact_recipes.data import load_sample
+from torchpact_recipes.outputs import check_folder
 from torchpact_recipes.training import TrainConfig
 from torchpact_recipes.training.checkpoint import load_model, save_checkpoint
 from torchpact_recipes.viz import ponder_maps

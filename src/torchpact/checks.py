@@ -86,13 +86,30 @@ def check_choice(name: str, value: object, choices: Iterable[str]) -> None:
         raise ValueError(f"expected {name} to be one of {', '.join(choices)}; got {value!r}")
 
 
-def one_line(error: BaseException) -> str:
-    """Return what an error says, in a line; its kind, if it says nothing.
+MALFORMED: tuple[type[Exception], ...] = (
+    ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError,
+)  # fmt: skip
+"""What reading plain values raises that are not of the kind, size or nesting that was expected."""
+
+MOST = 2**31 - 1
+"""Of anything that a configuration counts."""
+
+MOST_CHARACTERS = 500
+"""Of an error: what it was given may be a file of any size."""
+
+
+def one_line(error: BaseException | str) -> str:
+    r"""Return what an error says, in a line of printable characters; its kind, if it says nothing.
 
     >>> one_line(ValueError("expected this,  got that")), one_line(KeyError())
     ('expected this, got that', 'KeyError')
+    >>> one_line("an escape: \x1b"), len(one_line(1000 * "long "))
+    ('an escape: \\x1b', 501)
     """
-    return " ".join(str(error).split()) or type(error).__name__
+    text = str(error).partition("Exception raised from")[0]  # where in C++ it was
+    cut = text[:MOST_CHARACTERS] + "…" if len(text) > MOST_CHARACTERS else text
+    line = " ".join(cut.split()) or type(error).__name__
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in line)
 
 
 def at_least_single(x: Tensor) -> Tensor:

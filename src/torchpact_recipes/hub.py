@@ -107,15 +107,18 @@ class HubResNet(
     @classmethod
     def _from_pretrained(cls, *, model_id: str, **options: Any) -> Any:
         hub_files.check_depth(model_id, options)  # a repository without config.json says nothing
-        return super()._from_pretrained(model_id=model_id, **options)
+        with torch.device("meta"):  # weights that do not fit are told before any memory is taken
+            return super()._from_pretrained(model_id=model_id, **options)
 
     @classmethod
     def _load_as_safetensor(cls, model: Any, model_file: str, map_location: str, strict: bool) -> Any:
-        weights = hub_files.read_weights(model_file, str(map_location))
-        if strict:
-            hub_files.check_fit(model_file, model, weights)
-        model.load_state_dict(weights, strict=strict)
-        return model.to(map_location).eval()
+        with torch.device("cpu"):
+            weights = hub_files.read_weights(model_file, str(map_location))
+            if strict:
+                hub_files.check_fit(model_file, model, weights)
+            made = cls(**hub_files.to_settings(model))
+        made.load_state_dict(weights, strict=strict)
+        return made.to(map_location).eval()
 
     @classmethod
     def _load_as_pickle(cls, model: Any, model_file: str, map_location: str, strict: bool) -> Any:

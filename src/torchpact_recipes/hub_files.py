@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from torchpact import Mode
-from torchpact.checks import one_line
+from torchpact.checks import MALFORMED, one_line
 from torchpact.core.modes import MODES
 from torchpact.models import ResNet, ResNetConfig, build
 
@@ -34,7 +34,9 @@ def read_network(folder: Path) -> ResNet:
         with torch.device("meta"):  # weights that do not fit are told before any memory is taken
             described = build(config, mode)
     except RuntimeError as error:
-        raise ValueError(f"{folder / FILES[0]}: expected a network of a possible size ({error})") from error
+        raise ValueError(
+            f"{folder / FILES[0]}: expected a network of a possible size ({one_line(error)})"
+        ) from error
     check_fit(file, described, weights)
     model = build(config, mode)
     model.load_state_dict(weights)
@@ -50,15 +52,15 @@ def read_config(folder: Path) -> tuple[ResNetConfig, Mode | None]:
         settings = json.loads((folder / FILES[0]).read_text(encoding="utf-8"))
         if not isinstance(settings, dict):
             raise TypeError(f"a {type(settings).__name__}")
-    except (ValueError, TypeError, RecursionError) as error:
+    except MALFORMED as error:
         raise not_settings(folder, error) from error
     check_depth(folder, settings)
     try:
         return from_settings(settings)
-    except TypeError as error:
-        raise not_settings(folder, error) from error
     except ValueError as error:
-        raise ValueError(f"{folder / FILES[0]}: {error}") from error
+        raise ValueError(f"{folder / FILES[0]}: {one_line(error)}") from error
+    except MALFORMED as error:
+        raise not_settings(folder, error) from error
 
 
 def not_settings(place: str | Path, error: Exception) -> ValueError:
@@ -81,10 +83,10 @@ def from_settings(settings: dict[str, Any]) -> tuple[ResNetConfig, Mode | None]:
     """Return what :func:`to_settings` was given."""
     rest = dict(settings)
     if (form := rest.pop("format", FORMAT)) != FORMAT:
-        raise ValueError(f"expected the format {FORMAT!r}, got {form!r}")
+        raise ValueError(f"expected the format {FORMAT!r}, got {form!r:.80}")
     name, values = rest.pop("mode", None), rest.pop("mode_settings", None)
     if name is not None and name not in MODES:
-        raise ValueError(f"expected a mode among {', '.join(MODES)}; got {name!r}")
+        raise ValueError(f"expected a mode among {', '.join(MODES)}; got {name!r:.80}")
     return ResNetConfig(**rest), None if name is None else MODES[name](**(values or {}))
 
 
@@ -109,11 +111,18 @@ def read_weights(file: str | Path, device: str = "cpu") -> dict[str, Tensor]:
     try:
         return load_file(file, device=device)
     except SafetensorError as error:
-        raise ValueError(f"{file}: not a readable safetensors file ({error})") from error
+        raise ValueError(f"{file}: not a readable safetensors file ({one_line(error)})") from error
 
 
-def check_fit(file: str | Path, model: ResNet, weights: dict[str, Tensor]) -> None:
+def check_fit(file: str | Path, model: nn.Module, weights: dict[str, Tensor]) -> None:
     """Refuse weights of another network than config.json describes."""
+    told = misfits(model, weights)
+    if told:
+        raise ValueError(f"{file}: expected the weights that config.json describes, got {told}")
+
+
+def misfits(model: nn.Module, weights: dict[str, Tensor]) -> str:
+    """Return in a few words which weights are not those of a model; nothing if all fit."""
     wanted = model.state_dict()
     both = [name for name in wanted if name in weights]
     kinds = [n for n in both if weights[n].is_floating_point() != wanted[n].is_floating_point()]
@@ -123,13 +132,11 @@ def check_fit(file: str | Path, model: ResNet, weights: dict[str, Tensor]) -> No
         "of another shape": [name for name in both if weights[name].shape != wanted[name].shape],
         "of another kind of numbers": kinds,
     }
-    told = [f"{_some(names)} {what}" for what, names in found.items() if names]
-    if told:
-        raise ValueError(f"{file}: expected the weights that config.json describes, got {', '.join(told)}")
+    return ", ".join(f"{_some(names)} {what}" for what, names in found.items() if names)
 
 
 def _some(names: list[str]) -> str:
-    return names[0] if len(names) == 1 else f"{len(names)} tensors ({names[0]}, …)"
+    return f"{names[0]:.80}" if len(names) == 1 else f"{len(names)} tensors ({names[0]:.80}, …)"
 
 
 def _mode_settings(mode: Mode | None) -> dict[str, Any]:

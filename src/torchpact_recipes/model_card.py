@@ -4,6 +4,8 @@ import textwrap
 from dataclasses import replace
 from typing import Any
 
+import torch
+
 from torchpact import models
 from torchpact.flops import max_flops
 from torchpact.models import ResNetConfig, build
@@ -65,7 +67,8 @@ def plain_flops(config: ResNetConfig) -> int:
     >>> plain_flops(ResNetConfig(units=5))
     137725184
     """
-    return max_flops(build(replace(config, adaptive=False)))
+    with torch.device("meta"):  # of a network of any size
+        return max_flops(build(replace(config, adaptive=False)))
 
 
 def _what(config: TrainConfig) -> str:

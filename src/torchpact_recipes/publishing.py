@@ -2,6 +2,7 @@
 
 import json
 import platform
+import re
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -11,11 +12,13 @@ import torch
 from torch import Tensor
 
 import torchpact
+from torchpact.checks import MALFORMED, one_line
 from torchpact.files import write_whole
 from torchpact.models import ResNet, build
 from torchpact_recipes import zoo
 from torchpact_recipes.data import Images
 from torchpact_recipes.model_card import markdown
+from torchpact_recipes.outputs import check_file
 from torchpact_recipes.training import TrainConfig
 from torchpact_recipes.training.checkpoint import load_checkpoint, network_in, save_checkpoint
 from torchpact_recipes.training.evaluate import evaluate_modes
@@ -42,6 +45,9 @@ def add_entry(run: Path, name: str, test: Images, folder: Path = zoo.FOLDER, *, 
     files = RunFiles(run)
     record = _finished(files)
     model, config = _trained(files)
+    path = folder / f"resnet{config.network.layers}-{name}.safetensors"
+    for file in (path, path.with_suffix(".md")):
+        check_file(file)
     small = _halved(model.to(test.images.device))
     results = evaluate_modes(small, test, config.modes)
     certain = [mode for mode in config.modes if mode not in DRAWING] or config.modes
@@ -70,7 +76,6 @@ def add_entry(run: Path, name: str, test: Images, folder: Path = zoo.FOLDER, *, 
     }
     # how a run looked at itself is no part of what the network is
     kept = replace(config, variance_samples=0).to_dict()
-    path = folder / f"resnet{config.network.layers}-{name}.safetensors"
     said = markdown(Entry(path.stem, path, kept, card))  # so that what has no card leaves no file
     folder.mkdir(parents=True, exist_ok=True)
     _write(path, small, {"config": kept, "card": card}, half)
@@ -81,10 +86,11 @@ def add_entry(run: Path, name: str, test: Images, folder: Path = zoo.FOLDER, *, 
 def _finished(files: RunFiles) -> dict[str, Any]:
     files.check()
     try:
-        record: dict[str, Any] = json.loads(files.run.read_text())
+        record: dict[str, Any] = json.loads(files.run.read_text(encoding="utf-8"))
         kind = _unfit(files, record, record["config"])
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"{files.run}: expected what torchpact train writes, got {error!r}") from None
+    except MALFORMED as error:
+        told = f"{type(error).__name__}: {one_line(error)}"
+        raise ValueError(f"{files.run}: expected what torchpact train writes, got {told}") from None
     if kind:
         raise ValueError(f"{files.folder}: expected a finished run on images, got one {kind}")
     return record
@@ -118,16 +124,16 @@ def _unfit(files: RunFiles, record: dict[str, Any], config: dict[str, Any]) -> s
 def _reached(files: RunFiles) -> int:
     """The iteration that a run is known to have come to, by its history and its checkpoint."""
     found = [0]
-    with suppress(OSError, ValueError, KeyError, TypeError):  # none yet, or a line half written
+    with suppress(OSError, *MALFORMED):  # none yet, or a line half written
         found.append(int(json.loads(files.history.read_text().rstrip().rpartition("\n")[2])["iteration"]))
-    with suppress(ValueError, KeyError, TypeError):
+    with suppress(*MALFORMED):
         found.append(int(load_checkpoint(files.last).info["iteration"]))
     return max(found)
 
 
 def _check_name(name: str) -> None:
-    if not name or not all(c.isalnum() or c in "-._" for c in name):
-        raise ValueError(f"expected a name of letters, digits, '-', '.' and '_'; got {name!r}")
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", name):
+        raise ValueError(f"expected a name of letters, digits, '-', '.' and '_'; got {name!r:.120}")
 
 
 def _halved(model: ResNet) -> ResNet:

@@ -11,11 +11,12 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 
 from torchpact import Mode, use_mode
+from torchpact.checks import one_line
 from torchpact.models import ResNet, ResNetConfig
-from torchpact_recipes.training.checkpoint import load_model
+from torchpact_recipes.training.checkpoint import UNREADABLE, load_model
 
 FOLDER = Path(__file__).parent / "weights"
 """Where entries are."""
@@ -109,8 +110,8 @@ def read(path: Path) -> Entry:
         card = info["card"]
         entry = Entry(path.stem, path, info["config"], card | {"results": in_order(card["results"])})
         _rank(entry)
-    except (SafetensorError, OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        told = f"{type(error).__name__}: {' '.join(str(error).split())}"
+    except UNREADABLE as error:
+        told = f"{type(error).__name__}: {one_line(error)}"
         raise ValueError(f"{path}: expected a network as torchpact zoo add writes it, got {told}") from error
     return entry
 

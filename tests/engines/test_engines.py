@@ -543,17 +543,6 @@ def test_without_a_compiler_native_says_so(monkeypatch):
         native.library.cache_clear()
 
 
-def test_a_cache_that_cannot_be_written_is_told_in_one_line(monkeypatch, tmp_path):
-    (tmp_path / "torchpact").write_text("a file where a folder should be")
-    native.library.cache_clear()
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    try:
-        with pytest.raises(Unsupported, match=r"^native: no library .*"):
-            native.library()
-    finally:
-        native.library.cache_clear()
-
-
 def test_a_compiler_that_fails_is_told_in_one_line(monkeypatch, tmp_path):
     broken = tmp_path / "broken.cpp"
     broken.write_text("this is no program\n")
@@ -607,13 +596,3 @@ def test_a_large_map_of_half_precision_does_not_overflow_where_it_is_pooled():
     _, got = runner("sparse", block)(last(u))
     assert ponder.steps.min() > 1
     assert torch.equal(got.steps, ponder.steps)
-
-
-def test_native_without_a_home_says_so(monkeypatch):
-    def homeless():
-        raise RuntimeError("Could not determine home directory.")
-
-    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
-    monkeypatch.setattr("pathlib.Path.home", homeless)
-    with pytest.raises(Unsupported, match=r"native: no library .*home directory"):
-        native.library.__wrapped__()

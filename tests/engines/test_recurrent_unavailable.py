@@ -6,6 +6,7 @@ from torch import nn
 
 import torchpact as tp
 from torchpact.core.call_args import CallArgs
+from torchpact.engines import cpp_build
 from torchpact.engines.base import Unsupported
 from torchpact.engines.recurrent import native
 from torchpact.specs import block_spec
@@ -42,7 +43,7 @@ def reason(monkeypatch, capfd, recwarn):
 
 
 def test_an_environment_variable_forbids_the_compiler(monkeypatch, reason):
-    monkeypatch.setattr("subprocess.run", lambda *_, **__: pytest.fail("a compiler ran"))
+    monkeypatch.setattr("subprocess.Popen", lambda *_, **__: pytest.fail("a compiler ran"))
     monkeypatch.setenv("TORCHPACT_NATIVE", "0")
     assert reason() == "no compiled kernels, as TORCHPACT_NATIVE=0 asks"
     with pytest.raises(Unsupported, match=r"^no compiled kernels, as TORCHPACT_NATIVE=0 asks$"):
@@ -77,5 +78,5 @@ def test_with_a_library_that_cannot_be_loaded(monkeypatch, reason, tmp_path):
         raise OSError(f"{path}: wrong\nformat")
 
     monkeypatch.setattr("ctypes.CDLL", broken)
-    monkeypatch.setattr(native, "build_library", lambda source: tmp_path / "a.so")
+    monkeypatch.setattr(cpp_build, "build_library", lambda source: tmp_path / "a.so")
     assert reason() == f"no library ({tmp_path}/a.so: wrong format)"

@@ -22,12 +22,13 @@ def test_the_wheel_is_small_and_holds_the_library_only(wheel):
     assert wheel.stat().st_size < 1_000_000
     with zipfile.ZipFile(wheel) as archive:
         names = [name for name in archive.namelist() if ".dist-info/" not in name]
-    assert {name.split("/")[0] for name in names} == {"torchpact"}
+    assert {name.split("/")[0] for name in names} == {"torchpact", "torchpact_command.py"}
     assert {Path(name).suffix for name in names} <= KINDS
     assert "torchpact/py.typed" in names
     source = ROOT / "src" / "torchpact"
     wanted = [path for path in source.rglob("*") if path.suffix in KINDS]
-    assert sorted(names) == sorted(f"torchpact/{path.relative_to(source).as_posix()}" for path in wanted)
+    library = sorted(f"torchpact/{path.relative_to(source).as_posix()}" for path in wanted)
+    assert sorted(names) == [*library, "torchpact_command.py"]
     assert Path(nvrtc.__file__).with_name("kernel.cu") in wanted, "kernels are read from files beside"
 
 
@@ -37,7 +38,7 @@ def test_the_wheel_needs_torch_and_safetensors(wheel):
     with zipfile.ZipFile(wheel) as archive:
         (name,) = (each for each in archive.namelist() if each.endswith("entry_points.txt"))
         points = archive.read(name).decode()
-    assert points.split("\n\n") == ["[console_scripts]\ntorchpact = torchpact.cli:main\n"]
+    assert points.split("\n\n") == ["[console_scripts]\ntorchpact = torchpact_command:main\n"]
 
 
 def test_versions_agree(wheel):

@@ -20,6 +20,7 @@ DEEP = {
     "torchpact.core.modes": "the table of modes by name",
     "torchpact.core.relaxation": "noise, and how it decides",
     "torchpact.core.state": "what a block iterates on",
+    "torchpact.engines.build_cache": "caches of compilers that are used here too",
     "torchpact.engines.graphs": "CUDA graphs, which benchmarks and training record too",
     "torchpact.engines.timing": "interleaved timing, for benchmarks",
     "torchpact.flops.conv": "what a block costs, for benchmarks",

@@ -5,6 +5,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
+from torchpact.checks import one_line
+
 FORMAT = 1
 """The version of the record."""
 
@@ -64,8 +66,8 @@ class AdaptConfig:
         """
         try:
             given = json.loads(text)
-        except ValueError as error:
-            raise ValueError(f"expected an AdaptConfig as JSON, got what is none: {error}") from None
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"expected an AdaptConfig as JSON, got none: {one_line(error)}") from None
         if not isinstance(given, Mapping) or not isinstance(given.get("runs"), list):
             raise ValueError('expected an AdaptConfig as JSON with a list "runs", got another record')
         if given.get("format", FORMAT) != FORMAT:

@@ -126,6 +126,8 @@ def from_pretrained(
     from safetensors import SafetensorError
     from safetensors.torch import load_file, load_model
 
+    if not isinstance(folder, str | os.PathLike):
+        raise TypeError(f"expected the name of a folder, got a {type(folder).__name__}")
     folder = Path(folder)
     record_file, heads_file = folder / RECORD, folder / HEADS
     if not record_file.is_file():

@@ -141,6 +141,7 @@ class AdaptiveBlock(HaltingModule):
                 another mode.
 
         """
+        state.check_state(u)
         mode = self.present_mode if mode is None else as_mode(mode)
         keep = self.details or torch.is_grad_enabled() or not isinstance(mode, Thresholded)
         loop, u = self.iterate(

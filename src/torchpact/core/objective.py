@@ -1,6 +1,6 @@
 """What is minimised: the negative of the paper's objectives, as a mean over examples."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -210,6 +210,8 @@ def _check(nll: Tensor, ponders: Any, scalar: bool = False) -> tuple[Tensor, lis
             "expected the ponders of at least one call, got none: call the network within "
             "`with tp.collect(net) as ponders:`"
         )
+    if not isinstance(ponders, Iterable):
+        raise TypeError(f"expected a Ponder for each block, got {type(ponders).__name__}")
     blocks = [ponders] if isinstance(ponders, Ponder) else list(ponders)
     for ponder in blocks:
         if not isinstance(ponder, Ponder):

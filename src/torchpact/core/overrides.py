@@ -264,6 +264,6 @@ class use_heads(_Override):
 
 def _blocks(model: nn.Module, what: str) -> dict[str, HaltingModule]:
     """Return the adaptive blocks of a model by name."""
-    if any(isinstance(module, FrozenModule) for module in model.modules()):
+    if isinstance(model, nn.Module) and any(isinstance(each, FrozenModule) for each in model.modules()):
         raise ValueError(f"expected a model, got what is deployed: {what}")
     return halting_modules(model)

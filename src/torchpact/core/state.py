@@ -15,6 +15,21 @@ def parts(state: State) -> tuple[Tensor, ...]:
     return (state,) if isinstance(state, Tensor) else state
 
 
+def check_state(state: Any) -> None:
+    """Refuse what is no state.
+
+    Raises:
+        TypeError: It is neither a tensor nor a tuple of tensors.
+
+    """
+    if isinstance(state, Tensor):
+        return
+    if not isinstance(state, tuple) or not state or not all(isinstance(part, Tensor) for part in state):
+        of = ", ".join(type(part).__name__ for part in state) if isinstance(state, tuple) else ""
+        got = f"a {type(state).__name__}" + (f" of {of or 'nothing'}" if isinstance(state, tuple) else "")
+        raise TypeError(f"expected a state, which is a tensor or a tuple of tensors, got {got}")
+
+
 def shape_of(state: Any) -> Any:
     """Return the shapes of a state, or the type of what is none."""
     if isinstance(state, Tensor):

@@ -12,6 +12,7 @@ from torchpact.core.collect import report
 from torchpact.core.criterion import Criterion, PoolingHead
 from torchpact.core.modes import Thresholded
 from torchpact.core.ponder import Ponder, is_unknown, without_details
+from torchpact.core.state import check_state
 from torchpact.core.thresholds import run_bounds_of
 from torchpact.engines.base import NO_CONTEXT, Runner, Unsupported
 from torchpact.engines.hooked import PatchedLayers
@@ -57,9 +58,12 @@ class PatchedPart:
         weights = kwargs.get("weights")
         if kwargs or len(args) != 1:
             given = step_call(CallArgs(args, kwargs))
-            u, context = given.args[0], CallArgs(given.args[1:], given.kwargs)
+            u: Any = given.args[0] if given.args else None
+            context = CallArgs(given.args[1:], given.kwargs)
         else:  # the usual call of a small block takes little time
             u, context = args[0], NO_CONTEXT
+        if not isinstance(u, Tensor) and isinstance(spec.module, AdaptiveBlock):
+            check_state(u)
         if weights is not None and self.weighs:  # which engines do not tell heads
             known = CallArgs(context.args, {**context.kwargs, "weights": weights})
             ran, (*output, ponder) = False, self.reference(u, known)

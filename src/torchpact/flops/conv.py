@@ -33,16 +33,19 @@ def conv_block_flops(spec: BlockSpec, steps: Tensor, height: int, width: int) ->
     first, *others = units
     # Unit l runs where steps ≥ l, so that Σ_l over masks is a sum of steps, and the masks dilated are
     # those of the dilated steps: one max-pooling stands for L.
+    alike = 1
+    if steps.shape[2:].numel() == 1:  # of a whole image: one pixel stands for all
+        alike, height, width = height * width, 1, 1
     steps = _spread(steps, height, width).float()
-    flops = _sum(torch.ones_like(steps)) * sum(unit_prices(first))
+    flops = _sum(torch.ones_like(steps)) * alike * sum(unit_prices(first))
     if others:
         near = F.max_pool2d(steps, 3, stride=1, padding=1)
         before, after = unit_prices(others[0])
-        flops = flops + _sum(near - 1) * before + _sum(steps - 1) * after
+        flops = flops + (_sum(near - 1) * before + _sum(steps - 1) * after) * alike
     if heads:
         asked = steps.clamp(max=len(heads))
         if heads[0].taps is not None:
-            flops = flops + _sum(asked) * (2 * heads[0].taps.numel())
+            flops = flops + _sum(asked) * alike * (2 * heads[0].taps.numel())
         flops = flops + asked.amax((1, 2, 3)).long() * (2 * heads[0].pool.numel())
     return flops
 

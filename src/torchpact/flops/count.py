@@ -161,7 +161,7 @@ def flops_from_ponders(model: nn.Module, ponders: Sequence[Ponder], image_shape:
     if len(ponders) != expected:
         raise ValueError(f"expected {expected} ponders for {expected} adaptive blocks, got {len(ponders)}")
     given = iter(ponders)
-    steps = [next(given).steps if block.heads else _all_steps(net, batch) for block in net.blocks]
+    steps = [next(given).steps if block.heads else _all_steps(net, batch, net.device) for block in net.blocks]
     for each in steps:
         if len(each) != batch:
             raise ValueError(f"expected ponders of {batch} images, got {len(each)}")
@@ -183,7 +183,7 @@ def max_flops(model: nn.Module, image_shape: Sequence[int] | None = None) -> int
     """
     net = _network(model)
     height, width = (net.image_size, net.image_size) if image_shape is None else image_shape[-2:]
-    return int(_count(net, [_all_steps(net, 1).cpu()] * len(net.blocks), height, width).total)
+    return int(_count(net, [_all_steps(net, 1, torch.device("cpu"))] * len(net.blocks), height, width).total)
 
 
 def _count(net: NetworkSpec, steps: Sequence[Tensor], height: int, width: int) -> FlopCount:
@@ -196,8 +196,8 @@ def _count(net: NetworkSpec, steps: Sequence[Tensor], height: int, width: int) -
     return FlopCount(torch.stack(blocks, 1), rest)
 
 
-def _all_steps(net: NetworkSpec, batch: int) -> Tensor:
-    return torch.full((batch, 1, 1, 1), net.blocks[0].max_steps, device=net.device)
+def _all_steps(net: NetworkSpec, batch: int, device: torch.device) -> Tensor:
+    return torch.full((batch, 1, 1, 1), net.blocks[0].max_steps, device=device)
 
 
 def _network(model: nn.Module) -> NetworkSpec:

@@ -109,6 +109,8 @@ class ResNet(nn.Module):
 
 def check_images(images: Tensor, group: int = 1) -> None:
     """Refuse images of a wrong shape, or whose maps patches of group×group pixels do not tile."""
+    if not isinstance(images, Tensor):
+        raise TypeError(f"expected a tensor of images, got a {type(images).__name__}")
     if images.dim() != 4 or images.size(1) != 3:
         raise ValueError(f"expected images of shape (batch, 3, height, width), got {tuple(images.shape)}")
     check_group(group, images.size(2), images.size(3))

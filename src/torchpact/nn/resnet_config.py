@@ -3,11 +3,13 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from torchpact.checks import check_count, check_number
+from torchpact.checks import MOST, check_count, check_number
 
 Per = Literal["pixel", "image"]
 
 CHANNELS = (16, 32, 64)
+MOST_BIAS = 1e18
+"""Of a halting head, at first: more than that does not fit into all numbers of torch."""
 
 
 @dataclass(frozen=True)
@@ -45,11 +47,11 @@ class ResNetConfig:
         # a single unit always runs, which leaves nothing to decide
         what = "units of an adaptive network" if self.adaptive else "units"
         check_count(what, self.units, 2 if self.adaptive else 1, 1000)
-        check_count("width", self.width)
-        check_count("classes", self.classes)
-        check_count("group", self.group)
-        check_count("image_size", self.image_size)
-        check_number("halting_bias", self.halting_bias, open_low=True, open_high=True)
+        check_count("width", self.width, maximum=MOST)
+        check_count("classes", self.classes, maximum=MOST)
+        check_count("group", self.group, maximum=MOST)
+        check_count("image_size", self.image_size, maximum=MOST)
+        check_number("halting_bias", self.halting_bias, -MOST_BIAS, MOST_BIAS)
         if self.per not in ("pixel", "image"):
             raise ValueError(f"expected per to be 'pixel' or 'image', got {self.per!r}")
         if self.per == "image" and self.group != 1:

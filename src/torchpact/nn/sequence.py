@@ -6,11 +6,12 @@ from typing import Literal, get_args
 
 from torch import Tensor, nn
 
-from torchpact.checks import check_count, check_number
+from torchpact.checks import MOST, check_count, check_number
 from torchpact.core.modes import Mode
 from torchpact.core.ponder import Ponder
 from torchpact.core.state import State
 from torchpact.nn.cells import never_halt
+from torchpact.nn.resnet_config import MOST_BIAS
 from torchpact.nn.rnn import AdaptiveRNN
 from torchpact.nn.stacked_rnn import StackedRNN
 
@@ -51,13 +52,13 @@ class SequenceConfig:
 
     def __post_init__(self) -> None:
         for name in ("features", "outputs", "classes", "hidden", "layers", "max_steps"):
-            check_count(name, getattr(self, name))
+            check_count(name, getattr(self, name), maximum=MOST)
         for name in ("symbols", "adaptive"):
             if not isinstance(getattr(self, name), bool):
                 raise TypeError(f"expected {name} to be True or False, got {getattr(self, name)!r}")
-        check_count("embedding", self.embedding, minimum=int(self.symbols))
+        check_count("embedding", self.embedding, minimum=int(self.symbols), maximum=MOST)
         check_number("dropout", self.dropout, 0, 1)
-        check_number("halting_bias", self.halting_bias, open_low=True, open_high=True)
+        check_number("halting_bias", self.halting_bias, -MOST_BIAS, MOST_BIAS)
         if self.cell not in get_args(Cell):
             raise ValueError(f"expected cell to be one of {', '.join(get_args(Cell))}; got {self.cell!r}")
 

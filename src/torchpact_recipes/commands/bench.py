@@ -6,6 +6,7 @@ import json
 import os
 import platform
 import re
+import signal
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -21,8 +22,9 @@ from torchpact_recipes.bench.blobs import with_blobs
 from torchpact_recipes.bench.dense import plain_config
 from torchpact_recipes.bench.figure import draw
 from torchpact_recipes.bench.rows import BlockBench, BottleneckBench, NetworkBench, Row, Setting
-from torchpact_recipes.commands.common import Device, Network, check_folder, find_network, pick_device
+from torchpact_recipes.commands.common import Device, Interrupted, Network, find_network, pick_device
 from torchpact_recipes.data import load_sample, standardize
+from torchpact_recipes.outputs import check_folder
 
 NETWORKS = {"resnet32": 5, "resnet110": 18, "resnet50": 0}
 """The units of a block; that of bottlenecks, for images of 224 pixels, has its own."""
@@ -112,10 +114,14 @@ def bench(
         title += ", while other programs ran"
         console.print("other programs keep this machine busy: what is measured now means little")
     with console.status("measuring"):
-        for row in _measure(setting, blocks, networks, trained, batches, shares):
-            rows.append({**row, "precision": precision})
-            console.print(_line(row), markup=False, highlight=False)
-            _write_csv(output / "bench.csv", rows)
+        try:
+            for row in _measure(setting, blocks, networks, trained, batches, shares):
+                rows.append({**row, "precision": precision})
+                console.print(_line(row), markup=False, highlight=False)
+                _write_csv(output / "bench.csv", rows)
+        except KeyboardInterrupt:
+            kept = f"{output / 'bench.csv'} has {len(rows)} rows" if rows else "no row was measured"
+            raise Interrupted(f"stopped; {kept}", signal.SIGINT) from None
     files = [str(output / "bench.csv"), *map(str, _draw(rows, output, title, console))]
     if as_json:
         print(json.dumps({"device": title, "rows": rows, "files": files}, indent=2))
@@ -177,7 +183,7 @@ def _blocks(names: Sequence[str]) -> list[tuple[int, int]]:
 
 
 def _block(name: str) -> tuple[int, int]:
-    found = re.fullmatch(r"([1-9]\d*)[x×]([1-9]\d*)", name)
+    found = re.fullmatch(r"([1-9][0-9]{0,8})[x×]([1-9][0-9]{0,8})", name)
     if found is None:
         raise ValueError(f"expected a block as channels x size, such as 64x56, or none; got {name!r}")
     return int(found[1]), int(found[2])
@@ -216,7 +222,7 @@ def _write_csv(path: Path, rows: Sequence[Row]) -> None:
     writer.writeheader()
     writer.writerows(rows)
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(path, text.getvalue().encode())
+    write_whole(path, text.getvalue().encode(errors="backslashreplace"))
 
 
 def _table(rows: Sequence[Row]) -> str:

@@ -1,8 +1,6 @@
 """What several commands share: where data and networks are, and which device to use."""
 
-import os
 import re
-import tempfile
 from pathlib import Path
 from typing import Annotated, Literal, NamedTuple
 
@@ -110,20 +108,6 @@ def find_network(name: str | Path) -> Network:
     if is_of_sequences(path):
         raise CheckpointError(f"{path}: expected a network for images, got one for sequences")
     return Network(*load_network(path))
-
-
-def check_folder(folder: Path) -> None:
-    """Refuse one that cannot be written in, before anything is computed; none is made yet."""
-    there = next(path for path in (folder, *folder.absolute().parents) if os.path.lexists(path))
-    if not there.is_dir():
-        raise ValueError(f"{folder}: expected a folder for the results, got a file ({there})")
-    try:  # to ask for permission is not enough: nobody writes in /proc
-        with tempfile.TemporaryDirectory(prefix=".torchpact-", dir=there) as made:
-            (Path(made) / "file").touch()
-    except OSError as error:
-        raise ValueError(
-            f"{folder}: expected a folder that can be written in, got {there} ({error.strerror})"
-        ) from error
 
 
 def load_test(root: Path | None, device: torch.device) -> Images:

@@ -16,11 +16,12 @@ from torchpact.checks import check_count, check_number
 from torchpact.models import ResNet
 from torchpact_recipes import demo as making
 from torchpact_recipes import zoo
-from torchpact_recipes.commands.common import Interrupted, check_folder
+from torchpact_recipes.commands.common import Interrupted
 from torchpact_recipes.commands.demo_text import demo_text
 from torchpact_recipes.commands.newton import newton as newton_demo
 from torchpact_recipes.commands.report import made_by
 from torchpact_recipes.data import Images, load_sample
+from torchpact_recipes.outputs import check_folder
 from torchpact_recipes.report import gallery, measure, read_run, write_page
 from torchpact_recipes.training import TrainConfig
 from torchpact_recipes.training.checkpoint import load_model

@@ -16,13 +16,13 @@ from torchpact.models import ResNet
 from torchpact_recipes.commands.common import (
     Device,
     Network,
-    check_folder,
     find_network,
     load_test,
     pick_device,
 )
 from torchpact_recipes.data import DataError, read_picture
 from torchpact_recipes.data.cifar10_formats import CLASSES
+from torchpact_recipes.outputs import check_folder
 from torchpact_recipes.training.titles import title, title_of
 from torchpact_recipes.viz import PonderMaps, compare_maps, ponder_maps, save, show_blocks
 from torchpact_recipes.viz.map_figures import shortened

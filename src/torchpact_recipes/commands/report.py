@@ -11,6 +11,7 @@ from rich.markup import escape
 
 import torchpact
 from torchpact_recipes.commands.common import Device, load_test, pick_device
+from torchpact_recipes.outputs import check_file
 from torchpact_recipes.report import gallery, measure, read_run, write_page
 
 MOST_GALLERIES = 6
@@ -33,6 +34,7 @@ def report(
     [dim]Example: torchpact report runs/plain runs/psact -o report.html[/dim]
     """
     place = pick_device(device)
+    check_file(output)
     found = [read_run(run) for run in runs]
     test = load_test(data, place)
     galleries: list[dict[str, Any]] = []

@@ -24,6 +24,7 @@ from torchpact_recipes.experiments import (
     missing,
 )
 from torchpact_recipes.experiments.rnn_runs import SequenceRun
+from torchpact_recipes.outputs import check_folder
 from torchpact_recipes.training import TrainingError
 
 
@@ -78,6 +79,9 @@ def reproduce(
             lacking = "missing" if archive.record(run) is None else "no weights"  # which others start from
             print(f"{lacking if run_name in undone else 'finished':10}  {run_name}")
         return
+    check_folder(results / scale.name / "figures")
+    if todo and not draw_only:
+        check_folder(work / scale.name)
     archive.recover(runs)
     problems: list[str] = []
     if todo and not draw_only:

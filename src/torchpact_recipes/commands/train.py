@@ -15,6 +15,7 @@ from torchpact_recipes.commands.common import DataRoot, Device, load_data, netwo
 from torchpact_recipes.commands.progress import TrainingProgress
 from torchpact_recipes.commands.results import result_lines
 from torchpact_recipes.commands.train_sequences import sequence_configs, sequence_trainers, sizes
+from torchpact_recipes.outputs import check_folder
 from torchpact_recipes.training import (
     SequenceTrainConfig,
     TrainConfig,
@@ -201,6 +202,8 @@ def train(
         "size": size,
     }
     options = {"resume": resume, "tensorboard": tensorboard}
+    if distributed.rank() == 0:
+        check_folder(out)
     try:
         trainers: Sequence[TrainingLoop[Any]]
         if method in ("plain", "repeat"):
@@ -249,8 +252,10 @@ def _image_trainers(
     network = given["network"] or "resnet32"
     units = NETWORKS.get(network)
     if units is None:
-        if not network.isdigit():
-            raise ValueError(f"expected a network among {', '.join(NETWORKS)}, or a number; got {network!r}")
+        if not (network.isascii() and network.isdecimal() and len(network) < 5):
+            raise ValueError(
+                f"expected a network among {', '.join(NETWORKS)}, or a number; got {network!r:.80}"
+            )
         units = int(network)
     parts = {k: given[k] for k in ("per", "group", "halting_norm") if given[k] is not None}
     settings = common | {

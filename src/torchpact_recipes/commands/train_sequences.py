@@ -34,8 +34,8 @@ def sizes(task: str, given: list[str]) -> dict[str, int]:
     found = {}
     for text in given:
         name, _, number = text.partition("=")
-        if not (number.isascii() and number.isdecimal()):
-            raise ValueError(f"expected a size as name=number, got {text!r}")
+        if not (number.isascii() and number.isdecimal() and len(number) < 10):
+            raise ValueError(f"expected a size as name=number, got {text!r:.80}")
         found[name] = int(number)
     check_sizes(task, found)  # or the name of some other setting would change that
     return found

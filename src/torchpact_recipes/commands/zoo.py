@@ -11,6 +11,7 @@ from rich.table import Table
 from torchpact_recipes import zoo
 from torchpact_recipes.commands.common import DataRoot, Device, load_test, pick_device
 from torchpact_recipes.model_card import markdown
+from torchpact_recipes.outputs import check_folder
 from torchpact_recipes.publishing import add_entry
 
 app = typer.Typer(invoke_without_command=True)
@@ -77,6 +78,7 @@ def add(
 
     [dim]Example: torchpact zoo add runs/psact --name tau0.01[/dim]
     """
+    check_folder(into)
     entry = add_entry(run, name, load_test(data, pick_device(device)), into, note=note)
     for mode, m in entry.card["results"].items():
         print(f"{entry.name}  {mode:<11}  accuracy {m['accuracy']:.2%}  {m['flops'] / 1e6:.1f} MFLOPs")

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from torchpact.checks import MALFORMED, one_line
 from torchpact.files import write_whole
 from torchpact_recipes import zoo
 from torchpact_recipes.experiments.runs import AnyRun
@@ -43,8 +44,11 @@ class Archive:
     def history(self, run: AnyRun) -> list[dict[str, Any]]:
         """All events of a finished run."""
         folder = self.results if _finished(self.results, run) else self.work
-        lines = (folder / run.name / "history.jsonl").read_text().splitlines()
-        return [json.loads(line) for line in lines]
+        path = folder / run.name / "history.jsonl"
+        try:
+            return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        except MALFORMED as error:
+            raise ValueError(f"{path}: expected JSON in every line, got {one_line(error)}") from None
 
     def everything(self) -> dict[str, dict[str, Any]]:
         """What run.json says of all finished runs on images, whatever experiment they belong to, by name."""
@@ -101,15 +105,20 @@ def _finished(folder: Path, run: AnyRun) -> dict[str, Any] | None:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        found: dict[str, Any] = json.loads(path.read_text())
-    except ValueError as error:
-        raise ValueError(f"{path}: expected JSON, got {error}") from None
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except MALFORMED as error:
+        raise ValueError(f"{path}: expected JSON, got {one_line(error)}") from None
+    if not (isinstance(found, dict) and isinstance(found.get("config"), dict) and "status" in found):
+        raise ValueError(f"{path}: expected the record of a run, got another")
     return found
 
 
 def _config(path: Path, run: AnyRun) -> RunConfig:
     """The configuration at ``path``, after seeing that it is that of ``run``."""
-    found = type(run.config).from_dict(_read(path)["config"])
+    try:
+        found = type(run.config).from_dict(_read(path)["config"])
+    except MALFORMED as error:
+        raise ValueError(f"{path}: {one_line(error)}") from None
     problem = _differs(run, found)
     if problem:
         raise ValueError(f"{path}: {problem}; move the folder away")

@@ -26,12 +26,14 @@ def write_page(
     page = part("page.html").replace("/*STYLE*/", part("page.css"))
     page = page.replace("/*SCRIPT*/", "\n".join(part(name) for name in SCRIPTS))
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(path, page.replace("/*DATA*/", embedded(data)).encode())
+    write_whole(path, page.replace("/*DATA*/", embedded(data)).encode(errors="backslashreplace"))
     return path
 
 
 def embedded(data: Any) -> str:
     r"""JSON that can stand inside a script element: no name in it can end the element.
+
+    Bytes of names that are not of UTF-8 are escaped when it is encoded, as JSON escapes them.
 
     >>> embedded({"name": "</script>"})
     '{"name":"\\u003c/script>"}'

@@ -5,11 +5,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from torchpact.checks import MALFORMED, MOST, check_count, one_line
 from torchpact.models import ResNet
 from torchpact_recipes.model_card import plain_flops
 from torchpact_recipes.report.naming import traits
 from torchpact_recipes.training import CheckpointError, SequenceTrainConfig, TrainConfig
-from torchpact_recipes.training.checkpoint import load_model
+from torchpact_recipes.training.checkpoint import UNREADABLE, load_model
 from torchpact_recipes.training.run_files import RunFiles
 from torchpact_recipes.training.titles import label, title
 
@@ -31,15 +32,16 @@ def read_run(folder: Path) -> RunReport:
     files = RunFiles(folder)
     files.check()
     try:
-        record = json.loads(files.run.read_text())
+        record = json.loads(files.run.read_text(encoding="utf-8"))
         config = _config(record["config"])
         status = str(record["status"])
-        reached = int(record.get("iteration", 0))
+        reached = _iteration(record.get("iteration", 0))
         results = _by_mode(record.get("results") or {})
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"{files.run}: expected what torchpact train writes, got {error!r}") from None
+        network = config.network if isinstance(config, TrainConfig) else None
+        flops = network and plain_flops(network)
+    except UNREADABLE as error:
+        raise ValueError(f"{files.run}: expected what torchpact train writes, got {_kind(error)}") from None
     history = _history(files.history)
-    network = config.network if isinstance(config, TrainConfig) else None
     values = {
         "folder": str(folder),
         "title": title(config),
@@ -55,12 +57,20 @@ def read_run(folder: Path) -> RunReport:
         "history": _thinned([_for_curves(event) for event in history]),
         "units": network and network.units,
         "width": network and network.width,
-        "plain_flops": network and plain_flops(network),
+        "plain_flops": flops,
         "timing": None,
         "note": "",
     }
     model = _network(folder) if network else None
     return RunReport(values, model, config if isinstance(config, TrainConfig) else None)
+
+
+def _iteration(value: Any) -> int:
+    return check_count("iteration", value, minimum=0, maximum=MOST)
+
+
+def _kind(error: Exception) -> str:
+    return f"{type(error).__name__}: {one_line(error)}"
 
 
 def _config(values: dict[str, Any]) -> TrainConfig | SequenceTrainConfig:
@@ -79,13 +89,14 @@ def _by_mode(results: dict[str, Any]) -> dict[str, Any]:
 def _history(path: Path) -> list[dict[str, Any]]:
     """All events that are complete: the last line of a run at work may not be."""
     found = []
-    for line in path.read_text().splitlines() if path.is_file() else []:
+    text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
+    for line in text.splitlines():
         try:
             event = json.loads(line)
             if event["kind"] == "validate":
                 _by_mode(event["modes"])
-            found.append(event | {"iteration": int(event["iteration"])})
-        except (ValueError, KeyError, TypeError, AttributeError):
+            found.append(event | {"iteration": _iteration(event["iteration"])})
+        except MALFORMED:
             continue
     return found
 

@@ -17,13 +17,17 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor, nn
 
+from torchpact.checks import MALFORMED, one_line
 from torchpact.files import write_whole
 from torchpact.models import ResNet, SequenceNet, build
-from torchpact_recipes.hub_files import read_network
+from torchpact_recipes.hub_files import misfits, read_network
 from torchpact_recipes.training.config import TrainConfig
 from torchpact_recipes.training.sequence_config import SequenceTrainConfig
 
 FORMAT = "torchpact checkpoint 1"
+
+UNREADABLE: tuple[type[Exception], ...] = (SafetensorError, OSError, RuntimeError, MemoryError, *MALFORMED)
+"""What reading a file raises of which nothing is known."""
 
 M = TypeVar("M", bound=nn.Module)
 C = TypeVar("C")
@@ -47,9 +51,10 @@ def save_checkpoint(
     """Write a checkpoint; the one it replaces is kept as ``keep``, if given.
 
     >>> import tempfile
-    >>> path = Path(tempfile.mkdtemp()) / "last.safetensors"
-    >>> save_checkpoint(path, {"weight": torch.ones(2)}, {"iteration": 3})
-    >>> load_checkpoint(path).info
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = Path(folder) / "last.safetensors"
+    ...     save_checkpoint(path, {"weight": torch.ones(2)}, {"iteration": 3})
+    ...     load_checkpoint(path).info
     {'iteration': 3}
     """
     stored = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
@@ -68,7 +73,7 @@ def load_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
             metadata = file.metadata() or {}
             if metadata.get("format") != FORMAT:
                 given = metadata.get("format", "a file without one")
-                raise CheckpointError(f"{path}: expected the format {FORMAT!r}, got {given!r}")
+                raise CheckpointError(f"{path}: expected the format {FORMAT!r}, got {given!r:.80}")
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
         text = metadata.get("info", "")
         if _digest(tensors, text) != metadata.get("sha256"):
@@ -78,10 +83,8 @@ def load_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
             raise CheckpointError(f"{path}: expected values by name in its header, got {text!r:.40}")
     except CheckpointError:
         raise
-    except (SafetensorError, OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
-        raise CheckpointError(
-            f"{path}: not a readable checkpoint ({' '.join(str(error).split())})"
-        ) from error
+    except UNREADABLE as error:
+        raise CheckpointError(f"{path}: not a readable checkpoint ({one_line(error)})") from error
     return Checkpoint(tensors, info)
 
 
@@ -116,22 +119,19 @@ def load_network(path: Path) -> tuple[ResNet, TrainConfig | None]:
 
 def network_in(path: Path, checkpoint: Checkpoint) -> tuple[ResNet, TrainConfig]:
     """Return the network in a checkpoint that was read from ``path``."""
-
-    def make(values: dict[str, Any]) -> tuple[ResNet, TrainConfig]:
-        config = TrainConfig.from_dict(values)
-        return build(config.network, config.training_mode()), config
-
-    return _made(path, checkpoint, make)
+    return _made(
+        path, checkpoint, TrainConfig.from_dict,
+        lambda config: build(config.network, config.training_mode()), lambda config: config.network.units,
+    )  # fmt: skip
 
 
 def load_sequence_model(path: str | os.PathLike[str]) -> tuple[SequenceNet, SequenceTrainConfig]:
     """Return the network for sequences in a checkpoint, in the same way."""
-
-    def make(values: dict[str, Any]) -> tuple[SequenceNet, SequenceTrainConfig]:
-        config = SequenceTrainConfig.from_dict(values)
-        return SequenceNet(config.network, config.training_mode()), config
-
-    return _made(Path(path), load_checkpoint(path), make)
+    return _made(
+        Path(path), load_checkpoint(path), SequenceTrainConfig.from_dict,
+        lambda config: SequenceNet(config.network, config.training_mode()),
+        lambda config: config.network.layers,
+    )  # fmt: skip
 
 
 def is_of_sequences(path: Path) -> bool:
@@ -142,14 +142,27 @@ def is_of_sequences(path: Path) -> bool:
     return isinstance(config, dict) and "task" in config
 
 
-def _made(path: Path, checkpoint: Checkpoint, make: Callable[[dict[str, Any]], tuple[M, C]]) -> tuple[M, C]:
+def _made(
+    path: Path,
+    checkpoint: Checkpoint,
+    read: Callable[[dict[str, Any]], C],
+    make: Callable[[C], M],
+    depth: Callable[[C], int],
+) -> tuple[M, C]:
+    prefix = "model."
+    weights = {k.removeprefix(prefix): v for k, v in checkpoint.tensors.items() if k.startswith(prefix)}
     try:
-        model, config = make(checkpoint.info["config"])
-        prefix = "model."
-        weights = {k.removeprefix(prefix): v for k, v in checkpoint.tensors.items() if k.startswith(prefix)}
+        config = read(checkpoint.info["config"])
+        if depth(config) > len(weights):
+            raise ValueError(f"expected weights of {depth(config)} layers, got {len(weights)} tensors")
+        with torch.device("meta"):  # weights that do not fit are told before any memory is taken
+            told = misfits(make(config), weights)
+        if told:
+            raise ValueError(f"expected the weights that its configuration describes, got {told}")
+        model = make(config)
         model.load_state_dict(weights)
-    except (KeyError, TypeError, ValueError, RuntimeError) as error:
-        raise CheckpointError(f"{path}: holds no network of ours ({' '.join(str(error).split())})") from error
+    except UNREADABLE as error:
+        raise CheckpointError(f"{path}: holds no network of ours ({one_line(error)})") from error
     return model.eval(), config
 
 

@@ -6,9 +6,12 @@ from typing import Any
 
 import torch
 
+from torchpact.engines.build_cache import protect_compiler_caches
+
 
 def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     """Compile a function for these very shapes; small kernels independent of each other run as one."""
+    protect_compiler_caches()
     known = torch._inductor.list_options()
     options: dict[str, Any] = {name: True for name in ("combo_kernels",) if name in known}
     return torch.compile(function, fullgraph=True, dynamic=False, options=options)

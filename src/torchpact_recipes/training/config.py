@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal, get_args
 
 from torchpact import ACT, Discrete, Mode, Relaxed
-from torchpact.checks import check_choice, check_count, check_number
+from torchpact.checks import MOST, check_choice, check_count, check_number
 from torchpact.core.modes import MODES
 from torchpact.models import ResNetConfig
 from torchpact_recipes.training.settings import from_plain
@@ -85,8 +85,8 @@ class TrainConfig:
         if self.schedule not in ("steps", "cosine"):
             raise ValueError(f"expected schedule to be steps or cosine, got {self.schedule!r}")
         for name in ("iterations", "batch", "log_every", "validate_every", "checkpoint_every"):
-            check_count(name, getattr(self, name))
-        check_count("seed", self.seed, minimum=0)
+            check_count(name, getattr(self, name), maximum=MOST)
+        check_count("seed", self.seed, minimum=0, maximum=2**63 - 1)
         check_count("variance_samples", self.variance_samples, minimum=0)
         for name in ("deterministic", "nesterov"):
             if not isinstance(getattr(self, name), bool):

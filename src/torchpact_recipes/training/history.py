@@ -4,6 +4,7 @@ import json
 import math
 from pathlib import Path
 
+from torchpact.checks import MALFORMED
 from torchpact.files import write_whole
 from torchpact_recipes.training.run_files import Event
 
@@ -22,11 +23,12 @@ class History:
         r"""Add an event; raises ValueError, and writes nothing, if it holds NaN or infinity, as no JSON may.
 
         >>> import tempfile
-        >>> history = History(Path(tempfile.mkdtemp()) / "history.jsonl")
-        >>> history.append({"kind": "train", "iteration": 1})
-        >>> history.append({"kind": "train", "iteration": 2})
-        >>> history.cut(1)
-        >>> history.path.read_text()
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     history = History(Path(folder) / "history.jsonl")
+        ...     history.append({"kind": "train", "iteration": 1})
+        ...     history.append({"kind": "train", "iteration": 2})
+        ...     history.cut(1)
+        ...     history.path.read_text()
         '{"kind": "train", "iteration": 1}\n'
         """
         line = json.dumps(event, allow_nan=False) + "\n"
@@ -39,7 +41,8 @@ class History:
 
     def cut(self, iteration: int) -> None:
         """Forget what was logged after an iteration: it will be logged again."""
-        lines = self.path.read_text().splitlines() if self.path.exists() else []
+        text = self.path.read_text(encoding="utf-8", errors="replace") if self.path.exists() else ""
+        lines = text.splitlines()
         kept = [line for line in lines if _iteration(line) <= iteration]
         write_whole(self.path, "".join(f"{line}\n" for line in kept).encode())
 
@@ -48,5 +51,5 @@ def _iteration(line: str) -> float:
     """The iteration of an event; past all of them where a line was cut short."""
     try:
         return float(json.loads(line)["iteration"])
-    except (ValueError, TypeError, KeyError):
+    except MALFORMED:
         return math.inf

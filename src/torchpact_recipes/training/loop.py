@@ -9,7 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from torchpact.files import write_whole
+from torchpact.files import remove_leftovers, write_whole
 from torchpact_recipes.training import distributed
 from torchpact_recipes.training.checkpoint import Checkpoint, load_latest, save_checkpoint
 from torchpact_recipes.training.history import History
@@ -213,6 +213,7 @@ class TrainingLoop(Generic[L]):
     def _begin(self, checkpoint: Checkpoint | None, tensorboard: bool) -> None:
         """Bring the files to where the learner is; nothing is made before all else was found in order."""
         self.files.folder.mkdir(parents=True, exist_ok=True)
+        remove_leftovers(self.files.folder)
         finished = recorded(self.files).get("status") == "finished"
         if self.notes and self.files.last.exists():
             # or the next one saved would keep it, and not the good one, as the one before

@@ -11,7 +11,8 @@ from weakref import WeakKeyDictionary
 
 from torch import Tensor
 
-from torchpact_recipes.training.checkpoint import Checkpoint, CheckpointError
+from torchpact.checks import MALFORMED, check_count, check_number
+from torchpact_recipes.training.checkpoint import UNREADABLE, Checkpoint, CheckpointError
 from torchpact_recipes.training.learns import RunConfig
 from torchpact_recipes.training.run_files import RunFiles, TrainingError
 from torchpact_recipes.training.state import check_same_tensors
@@ -40,8 +41,8 @@ def describe(data: Any, kind: str, *tensors: Tensor) -> dict[str, Any]:
 def recorded(files: RunFiles) -> dict[str, Any]:
     """What run.json says; nothing where there is none that can be read."""
     try:
-        found = json.loads(files.run.read_text())
-    except (OSError, ValueError):
+        found = json.loads(files.run.read_text(encoding="utf-8"))
+    except UNREADABLE:
         return {}
     return found if isinstance(found, dict) else {}
 
@@ -55,12 +56,22 @@ def check_fits(path: Path, checkpoint: Checkpoint, config: RunConfig, state: dic
             )
     try:
         _check_config(str(path), config, checkpoint.info["config"])
+        _check_progress(checkpoint.info, config)
         # what an optimizer remembers is not there yet
         check_same_tensors(state, {k: v for k, v in checkpoint.tensors.items() if k in state})
     except TrainingError as error:
         raise CheckpointError(str(error)) from None
-    except ValueError as error:
+    except (ValueError, TypeError) as error:
         raise CheckpointError(f"{path}: {error}") from None
+
+
+def _check_progress(info: dict[str, Any], config: RunConfig) -> None:
+    check_count("iteration", info["iteration"], minimum=0, maximum=config.iterations)
+    check_number("seconds", info["seconds"], 0, open_high=True)
+    if info["best"] is not None:
+        check_number("best", info["best"])
+    if not isinstance(info["results"], dict):
+        raise ValueError(f"expected results by mode, got a {type(info['results']).__name__}")
 
 
 def same_origin(files: RunFiles, about: dict[str, Any], checkpoint: Checkpoint | None) -> dict[str, Any]:
@@ -75,7 +86,7 @@ def same_origin(files: RunFiles, about: dict[str, Any], checkpoint: Checkpoint |
             about = about | {"warm_start": before["warm_start"]}
     for name in ("warm_start", "teacher"):
         if name in before and before[name] != about.get(name):
-            expected, given = before[name] or "none", about.get(name) or "none"
+            expected, given = f"{before[name] or 'none'!s:.200}", about.get(name) or "none"
             kind = name.replace("_", " ")
             raise TrainingError(f"{folder}: expected the {kind} that it began with, {expected}; got {given}")
     _check_data(folder, about.get("data"), before.get("data"))
@@ -97,12 +108,13 @@ def same_config(files: RunFiles, config: RunConfig) -> None:
 def _check_config(what: str, config: RunConfig, values: Any) -> None:
     try:
         before = type(config).from_dict(values).to_dict()
-    except (TypeError, ValueError, AttributeError):
+    except MALFORMED:
         raise TrainingError(f"{what} is of another configuration, one of another kind of run") from None
     difference = _first_difference(before, config.to_dict())
     if difference is not None:
         name, there, here = difference
-        raise TrainingError(f"{what} is of another configuration: {name} is {there!r} there, {here!r} here")
+        found = f"{name} is {there!r:.80} there, {here!r} here"
+        raise TrainingError(f"{what} is of another configuration: {found}")
 
 
 def _first_difference(
@@ -127,11 +139,14 @@ def _check_data(folder: Path, given: dict[str, Any] | None, before: dict[str, An
     raise TrainingError(f"{folder}: expected the data set that it began with, {one}; got {two}")
 
 
-def _in_words(described: dict[str, Any]) -> str:
+def _in_words(described: Any) -> str:
     """What a data set is, in a few words.
 
     >>> _in_words({"digest": "9c6a", "images": 2})
     '2 images (9c6a)'
     """
-    kind = next(name for name in described if name != "digest")
+    names = described if isinstance(described, dict) else ()
+    kind = next((name for name in names if name != "digest"), None)
+    if kind is None:
+        return f"{described!r:.80}"
     return f"{described[kind]} {kind} ({described.get('digest')})"

@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal, get_args
 
 from torchpact import ACT, Discrete, Mode, Relaxed
-from torchpact.checks import check_choice, check_count, check_number
+from torchpact.checks import MOST, check_choice, check_count, check_number
 from torchpact.core.modes import MODES
 from torchpact.models import SequenceConfig
 from torchpact_recipes.data.tasks import Addition, Logic, Parity, Sort, Task
@@ -110,8 +110,8 @@ class SequenceTrainConfig:
         for name in (
             "iterations", "batch", "window", "examples", "log_every", "validate_every", "checkpoint_every",
         ):  # fmt: skip
-            check_count(name, getattr(self, name))
-        check_count("seed", self.seed, minimum=0)
+            check_count(name, getattr(self, name), maximum=MOST)
+        check_count("seed", self.seed, minimum=0, maximum=2**63 - 1)
         for name in ("tau", "beta"):
             check_number(name, getattr(self, name), 0, open_high=True)
         for name in ("lr", "clip_norm"):

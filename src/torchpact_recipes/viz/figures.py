@@ -76,7 +76,7 @@ def save(figure: "Figure", folder: Path, name: str, numbers: dict[str, Any] | No
         contents[suffix] = buffer.getvalue()
     if numbers is not None:
         text = json.dumps(numbers, indent=1, ensure_ascii=False, default=_plain)
-        contents["json"] = f"{text}\n".encode()
+        contents["json"] = f"{text}\n".encode(errors="backslashreplace")
     folder.mkdir(parents=True, exist_ok=True)
     paths = [folder / f"{name}.{suffix}" for suffix in contents]
     for path, data in zip(paths, contents.values(), strict=True):

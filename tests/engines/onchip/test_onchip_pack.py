@@ -129,7 +129,7 @@ def test_compiles_without_a_gpu(arch, device, adaptive, tmp_path, monkeypatch):
         code = nvrtc.compile_block(plan, arch)
         assert code[:4] == b"\x7fELF"
         assert nvrtc.compile_block(plan, arch) == code
-    assert len(list(tmp_path.glob("torchpact/onchip-*.cubin"))) == 3
+    assert len(list(tmp_path.glob("torchpact/compiled/onchip-*.cubin"))) == 3
 
 
 @pytest.mark.slow

@@ -12,10 +12,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from torchpact.checks import one_line
 from torchpact.engines.attention.ragged import Ragged
 from torchpact.engines.base import Unsupported
-from torchpact.engines.cpp_build import MAX_THREADS, build_library, switched_off
+from torchpact.engines.cpp_build import MAX_THREADS, load_library, switched_off
 
 SOURCE = Path(__file__).with_name("attend.cpp")
 PRECISIONS = (torch.float32, torch.bfloat16)
@@ -108,10 +107,7 @@ def library() -> ctypes.CDLL:
         Unsupported: It cannot be compiled or loaded.
 
     """
-    try:
-        kernel = ctypes.CDLL(str(build_library(SOURCE)))
-    except (OSError, RuntimeError) as error:
-        raise Unsupported(f"no library ({one_line(error)})") from error
+    kernel = load_library(SOURCE)
     kernel.torchpact_attend.restype, kernel.torchpact_attend.argtypes = None, [POINTER(_Call)]
     return kernel
 

@@ -17,6 +17,7 @@ from torchpact.core.modes import Mode
 from torchpact.core.ponder import Ponder
 from torchpact.core.state import State
 from torchpact.engines.base import NO_CONTEXT, Engine, Runner, Unsupported
+from torchpact.engines.build_cache import protect_compiler_caches
 from torchpact.engines.generic.dense import DENSE
 from torchpact.specs import BlockSpec, NetworkSpec
 from torchpact.specs.blocks import Bounds
@@ -99,6 +100,7 @@ class CompiledRunner(Runner):
     def _compile(self, kind: object, device: torch.device) -> None:
         with self._lock:
             if self.known is None:
+                protect_compiler_caches()
                 run, mode = self.run, "max-autotune-no-cudagraphs" if device.type == "cuda" else None
                 self.compiled = torch.compile(
                     lambda u, bounds: run(u, bounds=bounds), mode=mode, dynamic=False

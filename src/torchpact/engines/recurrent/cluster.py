@@ -178,7 +178,7 @@ def clusters_for(layer: Layer) -> Clusters | None:
 
 def compile_cell(shape: Shape, arch: str) -> bytes:
     """Return the machine code for an architecture such as sm_90."""
-    return compiled("recurrent", SOURCE.read_text(), shape.macros, arch)
+    return compiled("recurrent", SOURCE.read_text(encoding="utf-8"), shape.macros, arch)
 
 
 @cache

@@ -27,6 +27,7 @@ from torchpact.core.modes import Mode
 from torchpact.core.ponder import Ponder
 from torchpact.core.state import State
 from torchpact.engines.base import Unsupported
+from torchpact.engines.build_cache import protect_compiler_caches
 from torchpact.engines.cpp_build import switched_off
 from torchpact.engines.recurrent.cluster import Clusters, clusters_for
 from torchpact.engines.recurrent.gpu_call import Piece, Result, Whole, pieces_of
@@ -80,6 +81,7 @@ class GPURecurrent(RecurrentEngine):
 
     def make(self, spec: BlockSpec, call: LayerCall) -> "GPURunner":
         """Return a runner of a layer that was checked, with buffers and graphs for batches of this size."""
+        protect_compiler_caches()
         runner = GPURunner(spec)
         runner.prepare(call)
         return runner

@@ -18,13 +18,12 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.utils.rnn import PackedSequence
 
-from torchpact.checks import one_line
 from torchpact.core import state as _state
 from torchpact.core.modes import Mode
 from torchpact.core.ponder import Ponder, ponder_of_logits
 from torchpact.core.state import State
 from torchpact.engines.base import Unsupported
-from torchpact.engines.cpp_build import MAX_THREADS, SINGLE, build_library, switched_off
+from torchpact.engines.cpp_build import MAX_THREADS, SINGLE, load_library, switched_off
 from torchpact.engines.recurrent.layer import Layer, layer_of
 from torchpact.engines.recurrent.runner import (
     LayerCall,
@@ -219,10 +218,7 @@ def library() -> ctypes.CDLL:
         Unsupported: It cannot be compiled or loaded.
 
     """
-    try:
-        kernel = ctypes.CDLL(str(build_library(SOURCE)))
-    except (OSError, RuntimeError) as error:
-        raise Unsupported(f"no library ({one_line(error)})") from error
+    kernel = load_library(SOURCE)
     kernel.torchpact_lanes.restype, kernel.torchpact_lanes.argtypes = c_int32, []
     kernel.torchpact_read.restype = None
     kernel.torchpact_read.argtypes = [POINTER(_Layer), POINTER(_Call)]

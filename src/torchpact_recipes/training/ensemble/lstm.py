@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from torchpact.core.relaxation import logistic_noise
+from torchpact.engines.build_cache import protect_compiler_caches
 from torchpact_recipes.training.ensemble import lstm_steps as joint_lstm_steps
 from torchpact_recipes.training.ensemble.lstm_tape import HARD, NEVER, Rule, blank_gradients, blank_tape
 
@@ -135,5 +136,7 @@ def _steps(like: Tensor) -> ModuleType:
         return joint_lstm_steps
     # they need Triton, which comes with torch for CUDA but not for CPUs
     from torchpact_recipes.training.ensemble import lstm_gpu_kernels
+
+    protect_compiler_caches()
 
     return lstm_gpu_kernels

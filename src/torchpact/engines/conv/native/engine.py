@@ -23,7 +23,7 @@ from torchpact.core.ponder import Ponder
 from torchpact.core.state import State
 from torchpact.engines.base import NO_CONTEXT, Engine, Runner, Unsupported
 from torchpact.engines.conv.support import bounds_of, conv_block_problem
-from torchpact.engines.cpp_build import MAX_THREADS, SINGLE, build_library
+from torchpact.engines.cpp_build import MAX_THREADS, SINGLE, load_library
 from torchpact.nn.conv_units import join_patches, split_patches, split_ponder
 from torchpact.specs import BlockSpec, ConvHead, ConvUnit, NetworkSpec, Norm
 from torchpact.specs.blocks import Bounds
@@ -270,11 +270,9 @@ def _pack_norm(norm: Norm | None, nothing: Tensor) -> tuple[Tensor, Tensor]:
 def library() -> ctypes.CDLL:
     """Return the kernel, compiled for this machine if it has not been; raise Unsupported if that fails."""
     try:
-        kernel = ctypes.CDLL(str(build_library(SOURCE)))
+        kernel = load_library(SOURCE)
     except Unsupported as reason:
         raise Unsupported(f"native: {reason}") from reason
-    except (OSError, RuntimeError) as error:  # the latter where there is no home
-        raise Unsupported(f"native: no library ({' '.join(str(error).split())})") from error
     kernel.torchpact_has_half.restype, kernel.torchpact_has_half.argtypes = c_int32, []
     kernel.torchpact_workspace.restype = c_int64
     kernel.torchpact_workspace.argtypes = [POINTER(_Block), c_int32, c_int32]

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from torchpact.engines.base import Unsupported
+from torchpact.engines.build_cache import compiled_file
 from torchpact.engines.conv.onchip.plan import Plan
-from torchpact.files import user_cache, write_whole
 
 SOURCE = Path(__file__).with_name("kernel.cu")
 STANDARD = "c++17"
@@ -24,24 +24,16 @@ STANDARD = "c++17"
 
 def compile_block(plan: Plan, arch: str, **macros: int) -> bytes:
     """Return the machine code of a block for an architecture such as sm_90, with more ``macros`` if given."""
-    parts = [path.read_text() for path in sorted(SOURCE.parent.glob("*.cuh"))]
-    return compiled("onchip", SOURCE.read_text(), plan.macros | macros, arch, parts)
+    parts = [path.read_text(encoding="utf-8") for path in sorted(SOURCE.parent.glob("*.cuh"))]
+    return compiled("onchip", SOURCE.read_text(encoding="utf-8"), plan.macros | macros, arch, parts)
 
 
 def compiled(name: str, source: str, macros: dict[str, int], arch: str, parts: Sequence[str] = ()) -> bytes:
-    """Return the machine code of a source, from the user's cache if it is there; ``parts`` it includes."""
+    """Return the machine code of a source, which includes ``parts``; from the cache if it is there."""
     route, version = compiler()
     key = repr((source, parts, sorted(macros.items()), arch, STANDARD, version)).encode()
-    path = user_cache() / f"{name}-{hashlib.sha256(key).hexdigest()[:16]}.cubin"
-    if path.exists():
-        return path.read_bytes()
-    code = route(source, macros, arch)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, code)
-    except OSError:  # nowhere to keep it
-        pass
-    return code
+    known = f"{name}-{hashlib.sha256(key).hexdigest()[:16]}"
+    return compiled_file(known, ".cubin", lambda: route(source, macros, arch)).read_bytes()
 
 
 Route = Callable[[str, dict[str, int], str], bytes]

@@ -9,6 +9,7 @@ import torch
 from torchpact.core.call_args import CallArgs
 from torchpact.core.modes import Discrete, Thresholded
 from torchpact.engines.base import NO_CONTEXT, Engine, Unsupported
+from torchpact.engines.build_cache import protect_compiler_caches
 from torchpact.engines.conv.support import conv_block_problem, decides_per_pixel
 from torchpact.engines.conv.triton.block import SparseGPUBlock
 from torchpact.specs import BlockSpec, ConvUnit, NetworkSpec
@@ -62,6 +63,7 @@ class TritonEngine(Engine):
         if problem is not None:
             raise Unsupported(problem)
         assert isinstance(spec, BlockSpec)
+        protect_compiler_caches()
         return SparseGPUBlock(spec)
 
 

@@ -1,0 +1,1 @@
+"""What attacks, damages and interrupts torchpact, and what must then happen."""
