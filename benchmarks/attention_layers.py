@@ -186,10 +186,11 @@ def openvino_way(net: nn.Module, u: Tensor, dtype: torch.dtype) -> Way | None:
         import openvino  # type: ignore[import-not-found, import-untyped, unused-ignore]
     except ImportError:
         return None
-    model = openvino.convert_model(net.float(), example_input=u.float(), input=[tuple(u.shape)])
+    u = u.float() if u.is_floating_point() else u
+    model = openvino.convert_model(net.float(), example_input=u, input=[tuple(u.shape)])
     precision = {torch.float32: "f32", torch.bfloat16: "bf16"}[dtype]
     made = openvino.compile_model(model, "CPU", {"INFERENCE_PRECISION_HINT": precision})
-    request, given = made.create_infer_request(), u.float().numpy()
+    request, given = made.create_infer_request(), u.numpy()
     return lambda: request.infer([given], share_inputs=True, share_outputs=True)
 
 

@@ -8,7 +8,8 @@ A table stands between `<!-- table: NAME ARGUMENTS -->` and `<!-- end -->` in a 
     sequences SCALE EXPERIMENT MEASURE   settings of an experiment on sequences, seeds together
     beyond SCALE EXPERIMENT              those tested on more than they were trained on
     zoo                the pretrained networks, as their cards have them
-    csv FILE COLUMNS   a CSV file, such as benchmarks leave; some of its columns, if named
+    csv FILE COLUMNS COLUMN=VALUE,VALUE…   a CSV file, such as benchmarks leave; some of its columns, if
+                                           named, and the rows with these values, where _ stands for a space
 
 In sentences they stand between `<!--= WHAT -->` and `<!--/-->`: spans.py says what can be asked for.
 
@@ -90,10 +91,15 @@ def zoo_table(arguments: str) -> str:
 
 
 def csv_table(arguments: str) -> str:
-    name, *columns = arguments.split()
+    name, *words = arguments.split()
+    columns = [word for word in words if "=" not in word]
     with (ROOT / name).open(newline="") as file:
         rows = list(csv.DictReader(file))
     columns = columns or list(rows[0])
+    for column, _, values in (word.partition("=") for word in words if "=" in word):
+        rows = [row for row in rows if row[column].replace(" ", "_") in values.split(",")]
+    if not rows:
+        raise ValueError(f"expected rows of {name} with what {arguments!r} asks for, found none")
     lines = [[column.replace("_", " ") for column in columns], ["---"] * len(columns)]
     lines += [[_shown(row[column]) for column in columns] for row in rows]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)

@@ -4,6 +4,7 @@ The maths        stick_breaking, log_stick_breaking, expected_steps, act_halting
 The modes        Relaxed, Discrete, Thresholded, ACT; Mode, Thresholds
 The loop         HaltingLoop, advance, decide: for loops of your own
 The block        AdaptiveBlock, Ponder, Residual, use_mode, use_thresholds
+The criteria     criteria: what heads look at; use_heads, Exits, exit_thresholds
 The objective    map_loss; reinforce_loss, rloo_loss, EMABaseline; exact_loss, advantage_loss, ponder_loss
 The networks     models: ResNets, plain and adaptive; AdaptiveRNN; count_flops: what a run costs
 Your network     adapt, unadapt, summary; collect: what its blocks did; save_pretrained, from_pretrained
@@ -19,17 +20,19 @@ from torchpact.core.baseline import EMABaseline
 from torchpact.core.block import AdaptiveBlock
 from torchpact.core.collect import Ponders, collect
 from torchpact.core.exit_objectives import advantage_loss, exact_loss
+from torchpact.core.exits import Exits, exit_thresholds
 from torchpact.core.halting import ACTHalting, act_halting, expected_steps, log_stick_breaking, stick_breaking
 from torchpact.core.loop import HaltingLoop, advance, decide
 from torchpact.core.modes import ACT, Discrete, Mode, Relaxed, Thresholded
 from torchpact.core.objective import map_loss, ponder_loss, reinforce_loss, rloo_loss
-from torchpact.core.overrides import use_mode, use_thresholds
+from torchpact.core.overrides import use_heads, use_mode, use_thresholds
 from torchpact.core.ponder import Ponder
 from torchpact.core.priors import TruncatedGeometric
 from torchpact.core.thresholds import Thresholds
 from torchpact.engines import deploy
 from torchpact.flops.count import count_flops
 from torchpact.models import AdaptiveRNN
+from torchpact.nn import criteria
 from torchpact.nn.residual import Residual
 
 __version__ = "0.1.0"
@@ -42,6 +45,7 @@ __all__ = [
     "Budget",
     "Discrete",
     "EMABaseline",
+    "Exits",
     "HaltingLoop",
     "Mode",
     "Ponder",
@@ -60,9 +64,11 @@ __all__ = [
     "calibrate",
     "collect",
     "count_flops",
+    "criteria",
     "decide",
     "deploy",
     "exact_loss",
+    "exit_thresholds",
     "expected_steps",
     "from_pretrained",
     "log_stick_breaking",
@@ -76,6 +82,7 @@ __all__ = [
     "summary",
     "svo",
     "unadapt",
+    "use_heads",
     "use_mode",
     "use_thresholds",
 ]

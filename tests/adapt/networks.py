@@ -145,7 +145,8 @@ def timm_resnet(**_: Any) -> nn.Module:
     block: Any = BasicBlock
 
     torch.manual_seed(0)
-    return ResNet(block, layers=(3, 2, 1, 1), channels=(8, 8, 8, 8), stem_width=8, num_classes=5).eval()
+    net: nn.Module = ResNet(block, layers=(3, 2, 1, 1), channels=(8, 8, 8, 8), stem_width=8, num_classes=5)
+    return net.eval()
 
 
 class ResidualMLP(nn.Module):

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 import torchpact as tp
+from tests.adapt.torchvision_stub import timm_models
 
 transformers = pytest.importorskip("transformers", reason="needs transformers")
 
@@ -68,6 +69,30 @@ def vit():
     return transformers.ViTModel(transformers.ViTConfig(image_size=16, patch_size=4, **SIZES))
 
 
+def modernbert():
+    config = transformers.ModernBertConfig(
+        vocab_size=50, local_attention=4, global_attn_every_n_layers=2, pad_token_id=0, **SIZES
+    )
+    return transformers.ModernBertModel(config)
+
+
+def dinov2(**options):
+    config = transformers.Dinov2Config(image_size=16, patch_size=4, layerscale_value=0.7, **SIZES, **options)
+    return transformers.Dinov2Model(config)
+
+
+def whisper_encoder():
+    sizes = {"d_model": 32, "encoder_layers": 4, "encoder_attention_heads": 4, "encoder_ffn_dim": 48}
+    config = transformers.WhisperConfig(vocab_size=50, num_mel_bins=8, max_source_positions=12, **sizes)
+    return transformers.models.whisper.modeling_whisper.WhisperEncoder(config)
+
+
+def timm_vit(**options):
+    models = timm_models()
+    sizes = {"img_size": 16, "patch_size": 4, "embed_dim": 32, "depth": 4, "num_heads": 4, "num_classes": 5}
+    return models.VisionTransformer(**sizes, **options)
+
+
 def torch_encoder(norm_first):
     layer = nn.TransformerEncoderLayer(32, 4, 48, batch_first=True, norm_first=norm_first, activation="gelu")
     return nn.TransformerEncoder(layer, 4, enable_nested_tensor=False)
@@ -81,6 +106,14 @@ def tokens(batch=3, length=7):
 
 def pixels(batch=3, length=0):
     return {"pixel_values": torch.randn(batch, 3, 16, 16)}
+
+
+def sounds(batch=3, length=0):
+    return {"input_features": torch.randn(batch, 8, 24)}
+
+
+def pictures(batch=3, length=0):
+    return {"x": torch.randn(batch, 3, 16, 16)}
 
 
 def adapted(build, seed=0, **options):
@@ -115,6 +148,12 @@ NETWORKS = {
     "GPT-2": (gpt2, tokens, {}),
     "ViT": (vit, pixels, {}),
     "ViT per example": (vit, pixels, {"per": "example"}),
+    "ModernBERT": (modernbert, tokens, {}),
+    "DINOv2": (dinov2, pixels, {}),
+    "DINOv2, gated": (lambda: dinov2(use_swiglu_ffn=True), pixels, {}),
+    "Whisper's encoder": (whisper_encoder, sounds, {}),
+    "timm's ViT": (timm_vit, pictures, {}),
+    "timm's ViT, scaled": (lambda: timm_vit(init_values=0.7, qk_norm=True), pictures, {}),
 }
 
 
@@ -235,6 +274,15 @@ def test_calls_that_the_engine_cannot_run_are_run_by_the_layers():
     assert len(output.attentions) == 4
     assert all(torch.equal(a, b) for a, b in zip(output.attentions, reference.attentions, strict=True))
     assert len(ponders) == 1
+
+
+@torch.no_grad()
+def test_blocks_of_timm_in_other_forms_run_as_they_are():
+    net, given = adapted(lambda: timm_vit(scale_mlp_norm=True)), pictures()
+    with pytest.warns(UserWarning, match="dense"):
+        fast = tp.deploy(net, given, engines=["attention"])
+    assert torch.equal(fast(**given), net(**given))
+    assert "without norms inside" in fast.explain()
 
 
 @torch.no_grad()

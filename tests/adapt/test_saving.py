@@ -9,7 +9,6 @@ from torch import nn
 
 import torchpact as tp
 from tests.adapt.networks import BERT, LLAMA, UNFAMILIAR, VIT, first, randomize, torch_encoder
-from torchpact.adapt import saving
 
 core = pytest.mark.parametrize("case", [BERT, LLAMA, VIT], ids=str)
 
@@ -202,7 +201,9 @@ def test_an_interrupted_save_leaves_the_earlier_files(tmp_path, monkeypatch):
     net = tp.adapt(torch_encoder())
     tp.save_pretrained(net, tmp_path)
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
-    monkeypatch.setattr(saving, "save_file", lambda *_: (_ for _ in ()).throw(OSError("full")))
+    monkeypatch.setattr(
+        "safetensors.torch.save_file", lambda *_, **__: (_ for _ in ()).throw(OSError("full"))
+    )
     with pytest.raises(OSError, match="full"):
         tp.save_pretrained(randomize(net), tmp_path)
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before

@@ -1,7 +1,7 @@
 """adapt: a network whose layers halt, made in place of one that runs all of them; and back again."""
 
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,8 +16,10 @@ from torchpact.adapt.network import inner_network
 from torchpact.adapt.width import StateKind, state_kind
 from torchpact.checks import check_number
 from torchpact.core.call_args import call_args
+from torchpact.core.criterion import Criterion, placed
 from torchpact.core.halting_module import halting_modules
 from torchpact.core.layer_run import LayerRun, Per
+from torchpact.nn.criteria.records import record_of
 from torchpact.nn.halting_heads import ExampleHead, PixelHead, TokenHead
 
 NAME = "torchpact"
@@ -25,7 +27,7 @@ NAME = "torchpact"
 BIAS = -5.0
 """The bias of heads at the start: with −3 a relaxed MiniLM is another network, cosine 0.81 to itself."""
 
-Heads = Callable[[nn.Module, int], nn.Module]
+Heads = Callable[[nn.Module, int], nn.Module] | Criterion
 
 
 @dataclass(frozen=True)
@@ -89,7 +91,9 @@ def adapt(
         where: The names of the runs to adapt, or a function of the name and the module of a list of layers;
             by default all that are found.
         heads: Makes the head of a layer, called with the layer and the width of its state, such as
-            ``lambda layer, width: nn.Linear(width, 1)``; by default a linear head that starts at zero.
+            ``lambda layer, width: nn.Linear(width, 1)``; or a criterion (see :mod:`torchpact.criteria`), of
+            which each layer gets a copy if it is learned or has parameters of its own, and all share one
+            otherwise; by default a linear head that starts at zero.
         bias: The bias of heads at the start, by default −5.
         example: What the network is called with: a mapping by name, a tuple by position, or the only
             argument. With it, and without ``bias``, the bias is the largest one at which the relaxed network
@@ -129,8 +133,7 @@ def adapt(
         run = _run(root, each, kind, decides, start, heads)
         runs.append(run.train(root.training))
         configs.append(RunConfig(each.name, len(each.layers), decides, kind.width))
-    name = "linear" if heads is None else getattr(heads, "__qualname__", type(heads).__name__)
-    config = AdaptConfig(tuple(configs), start, name, frozen)
+    config = with_heads(AdaptConfig(tuple(configs), start, name_of(heads), frozen), runs)
     trained = frozenset(name for name, p in root.named_parameters() if frozen and p.requires_grad)
     before = Before(trained, tuple(_settings(root, found)))
     root.add_module(NAME, Adaptation(runs, config, refused, before))
@@ -215,6 +218,31 @@ def adaptation_of(net: nn.Module) -> Adaptation:
     return found
 
 
+def name_of(heads: Any) -> str:
+    """Return what heads are called in a record: "linear", or the name of a factory or a class."""
+    return "linear" if heads is None else getattr(heads, "__qualname__", type(heads).__name__)
+
+
+def with_heads(config: AdaptConfig, runs: Sequence[LayerRun]) -> AdaptConfig:
+    """Return a record that tells the heads that runs have now.
+
+    Args:
+        config: The record.
+        runs: All runs.
+
+    """
+    heads = [head for run in runs for head in run.heads]
+    criteria = [head for head in heads if isinstance(head, Criterion)]
+    if not criteria:
+        changed = any(type(head) not in (TokenHead, ExampleHead, PixelHead) for head in heads)
+        default = config.heads == "linear" or config.criterion is not None
+        name = name_of(heads[0]) if changed and default else config.heads
+        return replace(config, criterion=None, heads=name if changed or not default else "linear")
+    records = [record_of(head) if isinstance(head, Criterion) else None for head in heads]
+    known = all(record == records[0] for record in records)
+    return replace(config, heads=name_of(criteria[0]), criterion=records[0] if known else None)
+
+
 def _record(net: nn.Module, config: AdaptConfig) -> None:
     """Keep what was done; also in a configuration of Hugging Face's, which goes into every checkpoint."""
     adaptation_of(net).config = config
@@ -232,7 +260,10 @@ def _run(
     normalize = family is None or family.normalize
     shared = len({id(layer) for layer in found.layers}) == 1
     layers = found.layers[:1] if shared else found.layers[:-1]
-    made = [_head(layer, kind, per, bias, normalize, batch_dim, heads) for layer in layers]
+    if heads is None:
+        made = [_head(layer, kind, per, bias, normalize, batch_dim) for layer in layers]
+    else:
+        made = placed(net, heads, layers, per, kind.width)
     return LayerRun(
         found.name,
         found.layers,
@@ -241,6 +272,7 @@ def _run(
         per=per,
         batch_dim=batch_dim,
         causal=_is_decoder(net, found),
+        width=kind.width,
     )
 
 
@@ -289,15 +321,10 @@ def _head(
     bias: float,
     normalize: bool,
     batch_dim: int,
-    heads: Heads | None,
 ) -> nn.Module:
     """Return the head of a layer, where and in the precision that the layer is."""
     head: nn.Module
-    if heads is not None:
-        head = heads(layer, kind.width)
-        if not isinstance(head, nn.Module):
-            raise TypeError(f"expected heads to return a module, got a {type(head).__name__}")
-    elif kind.is_map:
+    if kind.is_map:
         head = PixelHead(kind.width, bias, per_example=per == "example")
     elif per == "example":
         head = ExampleHead(kind.width, bias, normalize, batch_dim)

@@ -38,9 +38,11 @@ class AdaptConfig:
     bias: float = -5.0
     """The bias of the heads at the start."""
     heads: str = "linear"
-    """"linear", or the name of the user's own factory, which loading needs again."""
+    """"linear", the name of a criterion, or that of the user's own factory, which loading needs again."""
     frozen: bool = False
     """Whether the heads alone are trained."""
+    criterion: Mapping[str, Any] | None = None
+    """The settings of a ready-made criterion, if all heads are that; see :mod:`torchpact.criteria`."""
     format: int = field(default=FORMAT)
 
     def to_json(self) -> str:
@@ -67,6 +69,7 @@ class AdaptConfig:
         if given.get("format", FORMAT) != FORMAT:
             raise ValueError(f"expected an AdaptConfig of format {FORMAT}, got {given['format']!r:.20}")
         kinds: dict[str, Any] = {"bias": float | int, "heads": str, "frozen": bool, "format": int}
+        kinds["criterion"] = Mapping | None
         known = {name: given[name] for name in kinds if name in given}
         for name, value in known.items():
             if not isinstance(value, kinds[name]):

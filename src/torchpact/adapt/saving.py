@@ -9,16 +9,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError
-from safetensors.torch import load_file, load_model, save_file, save_model
 from torch import Tensor, nn
 
-from torchpact.adapt.adapting import NAME, Heads, adapt, adaptation_of, holder_of, unadapt
+from torchpact.adapt.adapting import NAME, Heads, adapt, adaptation_of, holder_of, unadapt, with_heads
 from torchpact.adapt.config import AdaptConfig
 from torchpact.adapt.network import inner_network
 from torchpact.checks import one_line
 from torchpact.core.layer_run import LayerRun
 from torchpact.core.thresholds import Thresholds, spelled
+from torchpact.nn.criteria.records import from_record
 
 HEADS, RECORD, BACKBONE = "torchpact.safetensors", "torchpact.json", "model.safetensors"
 
@@ -59,6 +58,8 @@ def save_pretrained(net: Any, folder: str | Path) -> None:
             f"expected the network that was adapted, got a {type(root).__name__} around it: save what it "
             "wraps (with peft, net.merge_and_unload())"
         )
+    from safetensors.torch import save_file
+
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as name:
@@ -71,7 +72,9 @@ def save_pretrained(net: Any, folder: str | Path) -> None:
             )
         heads = {key: value.detach().contiguous() for key, value in adaptation.state_dict().items()}
         save_file(heads, written / HEADS)
-        record = {"adapt": json.loads(adaptation.config.to_json()), "bounds": _bounds(adaptation.runs)}
+        runs = [run for run in adaptation.runs if isinstance(run, LayerRun)]
+        config = with_heads(adaptation.config, runs)  # which use_heads may have changed
+        record = {"adapt": json.loads(config.to_json()), "bounds": _bounds(adaptation.runs)}
         (written / RECORD).write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
         for path in sorted(written.rglob("*")):
             if path.is_file():
@@ -91,14 +94,34 @@ def from_pretrained(
     Args:
         folder: Where it is.
         net: A network of the same architecture to load into, for networks that are not Hugging Face's.
-        heads: Makes the heads, where the network was adapted with ``heads`` of one's own.
+        heads: Makes the heads, or is the criterion, where the network was adapted with ``heads`` of one's
+            own; ready-made criteria whose read-outs are names of modules are in the record.
         options: For ``from_pretrained`` of the network's class, such as ``dtype``.
 
     Raises:
         FileNotFoundError: The folder has no such network.
         ValueError: Its files do not fit each other, or are damaged.
 
+    Example:
+        >>> import tempfile
+        >>> def network():
+        ...     layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
+        ...     return nn.TransformerEncoder(layer, 4, enable_nested_tensor=False)
+        >>> net = tp.adapt(network(), heads=tp.criteria.LatentChange())
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     tp.save_pretrained(net, folder)
+        ...     again = tp.from_pretrained(folder, net=network())
+        >>> again.torchpact.runs[0].heads
+        ModuleList(
+          (0): LatentChange(per=None)
+        )
+from torchpact.nn.criteria.records import from_record
+
     """
+    # here and below: import torchpact imports torch alone
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file, load_model
+
     folder = Path(folder)
     record_file, heads_file = folder / RECORD, folder / HEADS
     if not record_file.is_file():
@@ -137,6 +160,8 @@ def _config(given: Any, file: Path) -> AdaptConfig:
 
 
 def _save_backbone(root: nn.Module, folder: Path) -> None:
+    from safetensors.torch import save_model
+
     own = {key: value for key, value in root.state_dict().items() if not key.startswith(f"{NAME}.")}
     save = getattr(root, "save_pretrained", None)
     if save is not None:
@@ -152,6 +177,8 @@ def _save_backbone(root: nn.Module, folder: Path) -> None:
 
 def _from_checkpoint(folder: Path, heads: Heads | None, options: Mapping[str, Any]) -> Any:
     """Load a checkpoint whose weights hold those of heads, too, as a trainer writes it."""
+    from safetensors.torch import load_file
+
     file = folder / "config.json"
     config = _json(file) if file.is_file() else {}
     if not isinstance(config, dict) or NAME not in config:
@@ -175,6 +202,8 @@ def _from_checkpoint(folder: Path, heads: Heads | None, options: Mapping[str, An
 
 def _adapted(net: Any, config: AdaptConfig, heads: Heads | None, file: Path) -> Any:
     """Make a network adaptive as a record says."""
+    if heads is None and config.criterion is not None:
+        heads = from_record(config.criterion)
     if config.heads != "linear" and heads is None:
         raise ValueError(f"expected heads=, which made the heads of this network ({config.heads})")
     names, pers = [run.name for run in config.runs], {run.per for run in config.runs}

@@ -7,6 +7,7 @@ from torchpact.adapt.adapting import adaptation_of
 from torchpact.adapt.config import RunConfig
 from torchpact.adapt.find import Refusal
 from torchpact.adapt.network import inner_network
+from torchpact.core.criterion import Criterion
 from torchpact.core.layer_run import LayerRun
 
 
@@ -76,7 +77,7 @@ def summary(net: Any) -> Summary:
 
 def _head_flops(run: LayerRun) -> int:
     """Return two FLOPs a weight, for heads that multiply each weight once a position."""
-    if run.per == "example":
+    if run.per == "example" or any(isinstance(head, Criterion) for head in run.heads):
         return 0
     each = [sum(p.numel() for p in head.parameters() if p.dim() > 1) for head in run.heads]
     return 2 * (each[0] * (run.max_steps - 1) if len(each) == 1 else sum(each))

@@ -96,6 +96,15 @@ class AdaptiveBlock(HaltingModule):
         self.halting = nn.ModuleList(head_list)
         self.bounds = never_bounds(self.halting, count - 1)
 
+    @property
+    def all_heads(self) -> nn.ModuleList:
+        """Its heads."""
+        return self.halting
+
+    @all_heads.setter
+    def all_heads(self, heads: nn.ModuleList) -> None:
+        self.halting = heads
+
     def extra_repr(self) -> str:
         """Return the settings for ``print(block)``."""
         return f"max_steps={self.max_steps}, mode={self.mode}"

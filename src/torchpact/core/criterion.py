@@ -1,9 +1,11 @@
 """Halting criteria: heads that see more of an exit than its state, and may remember what they saw before."""
 
-from collections.abc import Callable
+import copy
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor, nn
 
 from torchpact.core.call_args import CallArgs
@@ -13,6 +15,7 @@ Memory = Tensor | tuple["Memory", ...] | None
 """What a criterion keeps from one exit to the next: tensors whose first dimension is the batch."""
 
 _NOTHING = CallArgs()
+_PRECISIONS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 
 class Exit(NamedTuple):
@@ -61,6 +64,68 @@ class Criterion(nn.Module):
     """Whether it is trained. A run whose criteria are not starts at the threshold *never*."""
     needs_context: bool = False
     """Whether it looks at ``exit.context``, which not all engines can hand out."""
+    settings: dict[str, Any] | None = None
+    """What a ready-made criterion can be made of again; None where that is not known."""
+
+    def place(self, net: nn.Module, per: Any, width: int) -> None:
+        """Prepare to be a head of a network; called once, by :func:`torchpact.adapt` and ``use_heads``.
+
+        Args:
+            net: The network.
+            per: For what its layers decide: "token", "pixel" or "example"; None where that is not known.
+            width: The features of the state; 0 where that is not known.
+
+        """
+
+
+def placed(
+    net: nn.Module, heads: Any, layers: Sequence[nn.Module], per: Any = None, width: int = 0
+) -> list[nn.Module]:
+    """Return the heads of layers, made as a user wants them.
+
+    Args:
+        net: The network of the layers.
+        heads: A criterion, of which each layer gets a copy if it is learned or has parameters of its own,
+            and all share one otherwise; another module, which all share; a list of modules, one a layer or
+            one for all; or a factory, called with each layer and the width of its state.
+        layers: Those with a head each.
+        per: For what they decide.
+        width: The features of the state.
+
+    Raises:
+        TypeError: A factory returns no module, or there is none where the width is not known.
+        ValueError: There are not as many heads as layers.
+
+    """
+    own = {id(x): x for x in (*net.modules(), *net.parameters(), *net.buffers())}
+    made: list[nn.Module]
+    if isinstance(heads, Criterion):
+        mine = heads.learned or any(id(each) not in own for each in heads.parameters())
+        # what belongs to the network is not copied
+        made = [copy.deepcopy(heads, {**own}) for _ in (layers if mine else layers[:1])]
+    elif isinstance(heads, nn.ModuleList | list | tuple):
+        made = [*heads]
+    elif isinstance(heads, nn.Module):
+        made = [heads]
+    elif width:
+        made = [heads(layer, width) for layer in layers]
+    else:
+        raise TypeError(
+            "expected a criterion or modules as heads of a block, whose width is not known; got a "
+            f"{type(heads).__name__}"
+        )
+    for head in made:
+        if not isinstance(head, nn.Module):
+            raise TypeError(f"expected heads to be, or to return, modules, got a {type(head).__name__}")
+    if len(made) not in (1, len(layers)):
+        raise ValueError(f"expected {len(layers)} heads, or one for all, got {len(made)}")
+    for head, layer in zip(made, layers, strict=False):
+        if isinstance(head, Criterion):
+            head.place(net, per, width)
+        like = next((p for p in layer.parameters() if p.is_floating_point()), None)
+        if like is not None:
+            head.to(device=like.device, dtype=like.dtype if like.dtype in _PRECISIONS else None)
+    return made
 
 
 class PoolingHead(nn.Module):

@@ -51,6 +51,15 @@ class HaltingModule(nn.Module):
             return self.mode  # type: ignore[no-any-return]
         return Relaxed() if self.training else Thresholded()
 
+    @property
+    def all_heads(self) -> nn.ModuleList:
+        """Its heads: one for each decision, or one for all."""
+        raise NotImplementedError
+
+    @all_heads.setter
+    def all_heads(self, heads: nn.ModuleList) -> None:
+        raise NotImplementedError
+
     def name_within(self, path: str) -> str:
         """Return its name in a network that has it at ``path``."""
         return path

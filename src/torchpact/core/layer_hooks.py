@@ -305,10 +305,10 @@ def _is_as_large(x: Any, u: Tensor) -> bool:
     return isinstance(x, Tensor) and x.dim() == u.dim() and x.shape[:2] == u.shape[:2]
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator, unused-ignore]
 def _untraced(hook: LayerHook, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
     """Move a loop on outside of the graph of a layer that is compiled by itself."""
-    return hook.advance(args, kwargs, output)
+    # as a decorator it would import the compiler together with this module
+    return torch.compiler.disable(hook.advance)(args, kwargs, output)
 
 
 class _Alias(torch.autograd.Function):

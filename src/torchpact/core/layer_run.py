@@ -37,6 +37,7 @@ class LayerRun(HaltingModule):
         causal: Whether tokens see those before them only, as in decoders, so that a call with a cache has the
             last tokens of a sequence.
         price: What a layer costs, relative to those of other runs.
+        width: The features of the hidden state; 0 where that is not known.
 
     """
 
@@ -53,11 +54,12 @@ class LayerRun(HaltingModule):
         batch_dim: int = 0,
         causal: bool = False,
         price: float = 1.0,
+        width: int = 0,
     ) -> None:
         super().__init__(len(layers), None, name, price)
         self.heads = nn.ModuleList(heads)
         self.bounds = never_bounds(self.heads, len(layers) - 1)
-        self.per, self.batch_dim, self.causal = per, batch_dim, causal
+        self.per, self.batch_dim, self.causal, self.width = per, batch_dim, causal, width
         self.layer_names = tuple(layer_names)
         self.__dict__["layers"] = tuple(layers)  # they are submodules of the network, not of this
         self.enabled = True
@@ -65,6 +67,15 @@ class LayerRun(HaltingModule):
     layers: tuple[nn.Module, ...]
     enabled: bool
     """Whether hooks do anything; without, the network is the original."""
+
+    @property
+    def all_heads(self) -> nn.ModuleList:
+        """Its heads."""
+        return self.heads
+
+    @all_heads.setter
+    def all_heads(self, heads: nn.ModuleList) -> None:
+        self.heads = heads
 
     def name_within(self, path: str) -> str:
         """Return the name of the layers' container."""

@@ -294,6 +294,25 @@ def decide(loop: HaltingLoop, logits: Tensor) -> tuple[HaltingLoop, Tensor | Non
     return HaltingLoop(rules, taken, remaining, gate, ran, kept, output, frozen, memory, states), weight
 
 
+def go_on(loop: HaltingLoop) -> HaltingLoop:
+    """Move a loop on by a step after which no position halts: what :func:`decide` does then, in less time.
+
+    Args:
+        loop: The loop before the decision, thresholded, without logits, and not before its first one.
+
+    Example:
+        >>> loop = HaltingLoop.start("thresholded", max_steps=4, keeps_logits=False)
+        >>> loop, _ = decide(loop, torch.tensor([[3.0], [-3.0]]))
+        >>> same, _ = decide(loop, torch.tensor([[torch.inf], [-3.0]]))
+        >>> go_on(loop).steps.flatten().tolist(), same.steps.flatten().tolist()
+        ([1, 3], [1, 3])
+
+    """
+    assert loop.steps is not None
+    assert loop.gate is not None
+    return loop._replace(taken=loop.taken + 1, steps=loop.steps + (loop.gate > 0))
+
+
 def checked_logits(logits: Tensor, u: State, index: int, like: Tensor | None = None) -> Tensor:
     """Return halting logits in fp32 or better, once they are seen to broadcast to the state.
 

@@ -1,4 +1,4 @@
-"""Settings of blocks for a while: the mode they run in, and their thresholds."""
+"""Settings of blocks for a while: the mode they run in, their thresholds, and their heads."""
 
 import threading
 from collections.abc import Mapping
@@ -9,8 +9,10 @@ from weakref import WeakKeyDictionary, ref
 from torch import nn
 
 from torchpact.core.block import AdaptiveBlock
+from torchpact.core.criterion import never_bounds, placed
 from torchpact.core.frozen import FrozenModule
 from torchpact.core.halting_module import HaltingModule, halting_modules
+from torchpact.core.layer_run import LayerRun
 from torchpact.core.modes import Mode, as_mode
 from torchpact.core.thresholds import Thresholds, as_thresholds
 
@@ -195,6 +197,68 @@ class use_thresholds(_Override):
     @staticmethod
     def _write(block: HaltingModule, values: tuple[Any, ...]) -> None:
         (block.bounds,) = values
+
+
+class use_heads(_Override):
+    """Put other heads in the place of those of every adaptive block; in a ``with`` statement, for a while.
+
+    Weights of heads that were there are kept and come back. Criteria that are not learned start at the
+    threshold *never*, other heads at that of the mode: set thresholds within.
+
+    Args:
+        model: The network.
+        heads: A criterion (see :mod:`torchpact.criteria`), of which each exit gets a copy if it is learned or
+            has parameters of its own; another module, which all exits share; a list of modules, one for each
+            step but the last or one for all; a factory ``(layer, width) -> module`` for adapted networks; or
+            a mapping of these by the names of blocks, which leaves other blocks as they are.
+
+    Raises:
+        TypeError: They are neither modules nor make some.
+        ValueError: There are not as many as needed, or they are for blocks that the network does not have.
+
+    Example:
+        >>> layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
+        >>> net = tp.adapt(nn.TransformerEncoder(layer, 4, enable_nested_tensor=False)).eval()
+        >>> with use_heads(net, tp.criteria.LatentChange()), use_thresholds(net, tp.Thresholds(-9.0)):
+        ...     with tp.collect(net) as ponders, torch.no_grad():
+        ...         output = net(torch.randn(2, 5, 16))
+        >>> ponders[0].steps.unique()
+        tensor([1])
+
+    """
+
+    def __init__(self, model: nn.Module, heads: Any) -> None:
+        blocks = _blocks(model, "deploy the model again, with other heads")
+        given = heads if isinstance(heads, Mapping) else dict.fromkeys(blocks, heads)
+        for name in given:
+            if name not in blocks:
+                raise ValueError(
+                    f"expected heads for blocks among {', '.join(map(repr, blocks))}; got {name!r}"
+                )
+        wanted: dict[HaltingModule, tuple[Any, ...]] = {}
+        for name, own in given.items():
+            block = blocks[name]
+            if isinstance(block, LayerRun):
+                layers: list[nn.Module] = [*block.layers]
+                per, width = block.per, block.width
+                same = len({id(layer) for layer in layers}) == 1
+            elif isinstance(block, AdaptiveBlock):
+                layers, per, width, same = [*block.steps], None, 0, False
+            else:
+                raise TypeError(f"expected a block or layers to put heads on, got a {type(block).__name__}")
+            count = 1 if same else block.max_steps - 1
+            layers = (layers * block.max_steps)[: max(count, 1)]
+            made = nn.ModuleList(placed(model, own, layers, per, width)).train(block.training)
+            wanted[block] = (made, never_bounds(made, block.max_steps - 1))
+        super().__init__(model, wanted)
+
+    @staticmethod
+    def _read(block: HaltingModule) -> tuple[Any, ...]:
+        return block.all_heads, block.bounds
+
+    @staticmethod
+    def _write(block: HaltingModule, values: tuple[Any, ...]) -> None:
+        block.all_heads, block.bounds = values
 
 
 def _blocks(model: nn.Module, what: str) -> dict[str, HaltingModule]:

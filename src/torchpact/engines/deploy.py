@@ -13,12 +13,13 @@ from torchpact.checks import one_line
 from torchpact.core.block import AdaptiveBlock
 from torchpact.core.call_args import CallArgs, call_args, channels_last, first_tensor
 from torchpact.core.modes import Mode, as_mode
+from torchpact.engines.attention.outside import PackedModules
 from torchpact.engines.autotune import Choice, Notes, built, choose, joined, measuring
 from torchpact.engines.deployed import Deployed
 from torchpact.engines.graphs import as_called_block
 from torchpact.engines.hooked import PatchedLayers
 from torchpact.engines.inputs import check_of
-from torchpact.engines.patching import PatchedPart
+from torchpact.engines.patching import PatchedPart, Patches
 from torchpact.engines.registry import names_among
 from torchpact.engines.report import Measurement, Report, sizes_of
 from torchpact.engines.snapshot import left_as_it_was, snapshot
@@ -111,6 +112,7 @@ def deploy(
             for name, choice in choices.items()
             if not _is_changed(specs[name])
         }
+        notes |= _packed_outside(own, patches)
         if network is None:
             ponders = {name: [call.ponder for call in calls[name]] for name in specs}
             best, seconds, fast.channels_last = as_copy(own, given, patches, ponders, names, notes)
@@ -168,6 +170,17 @@ def _patched(spec: BlockSpec, choice: Choice | None) -> PatchedPart | PatchedLay
     """Return what stands for a part."""
     runner: Any = choice and choice.runner
     return PatchedLayers(spec, runner) if spec.hooked else PatchedPart(spec, runner)
+
+
+def _packed_outside(own: nn.Module, patches: Patches) -> Notes:
+    """Have linear layers outside of runs that an engine runs computed as those inside; say which."""
+    runs = [each for each in patches.values() if isinstance(each, PatchedLayers)]
+    first = next((run for run in runs if run.runner is not None), None)
+    if first is None:
+        return Notes()
+    first.outside = PackedModules(own, [layer for run in runs for layer in run.layers])
+    names = ", ".join(first.outside.names)
+    return Notes({f"linear layers outside of runs by oneDNN, too: {names}": None} if names else {})
 
 
 def _layerwise_choice(spec: BlockSpec, names: Sequence[str], notes: Notes, asked: bool) -> Choice:

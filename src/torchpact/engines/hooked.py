@@ -7,10 +7,11 @@ from torch import Tensor, nn
 
 from torchpact.core.call_args import CallArgs
 from torchpact.core.collect import Collectors, report
-from torchpact.core.layer_hooks import Executed, first_state
+from torchpact.core.layer_hooks import Executed, LayerHook, first_state
 from torchpact.core.layer_run import LayerRun
 from torchpact.core.layer_scopes import Entry, entry_of, scope_of
 from torchpact.core.ponder import Ponder
+from torchpact.engines.attention.outside import PackedModules
 from torchpact.specs import AttentionLayer, BlockSpec, LayerContext
 from torchpact.specs.blocks import Bounds
 
@@ -52,7 +53,7 @@ class PatchedLayers:
     """What is called in the place of the layers of a run.
 
     A call that the engine cannot run (one that asks for attention weights, say) is run by the layers
-    themselves, and hooks freeze what has halted.
+    themselves, and their hooks freeze what has halted.
 
     Args:
         spec: What the run is.
@@ -65,28 +66,35 @@ class PatchedLayers:
         assert isinstance(spec.module, LayerRun)
         self.spec, self.run, self.runner, self.adaptive = spec, spec.module, runner, adaptive
         self.contiguous = False
+        self.outside: PackedModules | None = None
+        """Linear layers that run by packed products while the runner stands in the layers' place."""
         steps = [step for step in spec.steps if isinstance(step, AttentionLayer)]
         self.reads = [step.read_call for step in steps if step.read_call is not None]
         layers = {id(layer): layer for layer in self.run.layers}
         self.layers = [*layers.values()]
-        self.forwards: dict[int, Callable[..., Any]] = {
-            key: type(layer).forward.__get__(layer) for key, layer in layers.items()
-        }
+        self.forwards = {key: _WithHooks(layer, self.run) for key, layer in layers.items()}
 
     def install(self) -> None:
         """Stand in the place of the layers."""
         self.run.enabled = self.adaptive
+        if self.runner is None:
+            self.remove()
+            self.run.enabled = self.adaptive
+            return
         for layer in self.layers:
-            if self.runner is None:
-                layer.__dict__.pop("forward", None)
-            else:
-                layer.forward = _InPlace(self, layer)
+            layer.forward = _InPlace(self, layer)
+            self.forwards[id(layer)].take_hooks()
+        if self.outside is not None:
+            self.outside.install()
 
     def remove(self) -> None:
         """Leave the layers as they were."""
         self.run.enabled = True
         for layer in self.layers:
             layer.__dict__.pop("forward", None)
+            self.forwards[id(layer)].give_hooks_back()
+        if self.outside is not None:
+            self.outside.remove()
 
     def call(self, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Return what a layer returns."""
@@ -127,7 +135,37 @@ class PatchedLayers:
 
     def _watched(self) -> bool:
         """Whether somebody else's hooks see the states between layers, which must then be kept."""
-        return any(len(layer._forward_hooks) > 1 for layer in self.layers)
+        return any(layer._forward_hooks for layer in self.layers)
+
+
+class _WithHooks:
+    """A layer as its class has it, and the hooks of its run, which calls of an engine need not go through."""
+
+    def __init__(self, layer: nn.Module, run: LayerRun) -> None:
+        self.layer, self.run = layer, run
+        self.forward: Callable[..., Any] = type(layer).forward.__get__(layer)
+        self.hooks: dict[int, LayerHook] = {}
+
+    def take_hooks(self) -> None:
+        """Take the hooks of the run from the layer."""
+        for key, hook in [*self.layer._forward_hooks.items()]:
+            if isinstance(hook, LayerHook) and hook.run is self.run:
+                self.hooks[key] = hook
+                del self.layer._forward_hooks[key]
+                self.layer._forward_hooks_with_kwargs.pop(key, None)
+
+    def give_hooks_back(self) -> None:
+        """Give them back, to be called before others."""
+        for hook in self.hooks.values():
+            self.layer.register_forward_hook(hook, prepend=True, with_kwargs=True)
+        self.hooks = {}
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        output = self.forward(*args, **kwargs)
+        for hook in self.hooks.values():
+            changed = hook(self.layer, args, kwargs, output)
+            output = output if changed is None else changed
+        return output
 
 
 class _InPlace:

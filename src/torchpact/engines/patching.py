@@ -1,6 +1,6 @@
 """Runners in the place of the adaptive parts of a copied network: the network runs as it is around them."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torchpact.core.block import AdaptiveBlock
 from torchpact.core.call_args import CallArgs
 from torchpact.core.collect import report
+from torchpact.core.criterion import Criterion, PoolingHead
 from torchpact.core.modes import Thresholded
 from torchpact.core.ponder import Ponder, is_unknown, without_details
 from torchpact.core.run_bounds import run_bounds_of
@@ -35,6 +36,8 @@ class PatchedPart:
         self.block = loop_of(spec.module)
         self.compares = isinstance(spec.mode, Thresholded)
         self.runner = runner
+        heads: Iterable[nn.Module] = () if self.block is None else self.block.all_heads
+        self.weighs = any(isinstance(head, Criterion | PoolingHead) for head in heads)
         self.contiguous = False  # whether the network cannot take maps with their channels last
 
     def install(self) -> None:
@@ -53,7 +56,12 @@ class PatchedPart:
             raise ValueError("expected a call without exits, which a deployed block skips, got exits=True")
         weights = kwargs.get("weights")
         given = step_call(CallArgs(args, kwargs)) if kwargs else CallArgs(args)
-        ran, (*output, ponder) = self._run(given.args[0], CallArgs(given.args[1:], given.kwargs), own)
+        context = CallArgs(given.args[1:], given.kwargs)
+        if weights is not None and self.weighs:  # which engines do not tell heads
+            known = CallArgs(context.args, {**context.kwargs, "weights": weights})
+            ran, (*output, ponder) = False, self.reference(given.args[0], known)
+        else:
+            ran, (*output, ponder) = self._run(given.args[0], context, own)
         if self.contiguous:
             output = [x.contiguous() if isinstance(x, Tensor) else x for x in output]
         if ponder is None:
@@ -62,10 +70,10 @@ class PatchedPart:
             ponder = without_details(ponder)
         probs, steps, expected, cost, log_prob, own_weights, *_ = ponder
         weights = own_weights if weights is None else AdaptiveBlock.checked_weights(weights, steps)
-        known = Ponder(probs, steps, expected, cost, log_prob, weights, spec.label, spec.price)
+        told = Ponder(probs, steps, expected, cost, log_prob, weights, spec.label, spec.price)
         if ran and self.block is not None:  # else the part has told by itself
-            report(self.block, known)
-        return (*output, known)
+            report(self.block, told)
+        return (*output, told)
 
     def _run(self, u: Any, context: CallArgs, bounds: Bounds) -> tuple[bool, Any]:
         """Return whether the runner ran it, and what the part returns."""

@@ -154,7 +154,7 @@ class _Meters:
             self.handles.append(layer.register_forward_pre_hook(begin))
             # before the hook of the run, which calls the head
             self.handles.append(layer.register_forward_hook(end_layer, prepend=True))
-        for head in run.heads:
+        for head in {id(head): head for head in run.heads}.values():
             self.handles.append(head.register_forward_pre_hook(begin))
             self.handles.append(head.register_forward_hook(end_head))
 

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from torchpact.checks import one_line
 from torchpact.core import state as _state
+from torchpact.core.criterion import Criterion
 from torchpact.core.state import State
 from torchpact.specs.heads import LinearHead, NeverHead
 from torchpact.specs.providers import register_head, register_step
@@ -96,6 +97,8 @@ def probe(cell: nn.Module) -> State:
 
 def check_head(halting: Callable[[State], Tensor], state: State) -> None:
     """Run a halting head on a state, to see that it gives one logit an example."""
+    if isinstance(halting, Criterion):
+        raise ValueError(f"expected a halting head of the state, got the criterion {type(halting).__name__}")
     batch = len(_state.parts(state)[0])
     with torch.no_grad():
         logits = halting(state)

@@ -5,7 +5,7 @@ providers (:func:`register_step` and the like); engines and FLOPs read only them
 networks.
 
 Steps      ConvUnit, AttentionLayer, PositionwiseResidual, RecurrentCell, Opaque
-Heads      ConvHead, LinearHead, RowHead, NeverHead, Opaque
+Heads      ConvHead, LinearHead, RowHead, NeverHead, CriterionHead, Opaque
 Parts      Projection; LayerContext is what one call of an attention layer is given
 Wholes     BlockSpec, NetworkSpec
 Providers  register_step, register_head, register_block, register_network; block_spec, network_spec
@@ -22,7 +22,7 @@ from torchpact.specs.gated import (
     register_gated,
     run_gated,
 )
-from torchpact.specs.heads import ConvHead, HeadSpec, LinearHead, NeverHead, RowHead
+from torchpact.specs.heads import ConvHead, CriterionHead, HeadSpec, LinearHead, NeverHead, RowHead
 from torchpact.specs.prices import price_of, register_price
 from torchpact.specs.providers import (
     block_spec,
@@ -49,6 +49,7 @@ __all__ = [
     "Conv",
     "ConvHead",
     "ConvUnit",
+    "CriterionHead",
     "HeadSpec",
     "LayerContext",
     "LinearHead",

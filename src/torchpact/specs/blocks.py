@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from torchpact.core.block import AdaptiveBlock
 from torchpact.core.modes import Mode, Thresholded
-from torchpact.specs.heads import ConvHead, HeadSpec
+from torchpact.specs.heads import ConvHead, CriterionHead, HeadSpec
 from torchpact.specs.steps import Conv, ConvUnit, Norm, Opaque, StepSpec
 
 Bounds = tuple[float, ...] | None
@@ -62,6 +62,11 @@ class BlockSpec:
     def max_steps(self) -> int:
         """L."""
         return len(self.steps)
+
+    @property
+    def has_criteria(self) -> bool:
+        """Whether any head is a criterion, which engines have to call with exits."""
+        return any(isinstance(head, CriterionHead) for head in self.heads)
 
     @property
     def conv_units(self) -> tuple[ConvUnit, ...] | None:

@@ -5,6 +5,7 @@ from typing import Any
 
 from torch import Tensor
 
+from torchpact.core.criterion import Criterion
 from torchpact.specs.steps import Norm, Opaque
 
 
@@ -58,4 +59,11 @@ class NeverHead:
     module: Any
 
 
-HeadSpec = ConvHead | LinearHead | RowHead | NeverHead | Opaque
+@dataclass(frozen=True, eq=False)
+class CriterionHead:
+    """A criterion: a module that is called with an exit, and may keep a memory."""
+
+    module: Criterion
+
+
+HeadSpec = ConvHead | LinearHead | RowHead | NeverHead | CriterionHead | Opaque

@@ -16,12 +16,13 @@ from torch import nn
 from torchpact.checks import one_line
 from torchpact.core.block import AdaptiveBlock
 from torchpact.core.callables import unwrapped
+from torchpact.core.criterion import Criterion
 from torchpact.core.halting_module import HaltingModule
 from torchpact.core.layer_hooks import LayerHook
 from torchpact.core.layer_run import LayerRun
 from torchpact.core.modes import Thresholded
 from torchpact.specs.blocks import BlockSpec, NetworkSpec
-from torchpact.specs.heads import HeadSpec
+from torchpact.specs.heads import CriterionHead, HeadSpec
 from torchpact.specs.steps import Opaque, StepSpec
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -93,6 +94,8 @@ def step_spec(step: nn.Module, name: str = "it", *, hooks: bool = False) -> Step
 
 def head_spec(head: nn.Module, name: str = "it", *, hooks: bool = False) -> HeadSpec:
     """Return what a halting head is, as far as is known; see :func:`step_spec`."""
+    if isinstance(head, Criterion):
+        return CriterionHead(head)
     spec: HeadSpec = _asked(_HEADS, head, name, hooks)
     return spec
 

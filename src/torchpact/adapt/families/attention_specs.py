@@ -5,6 +5,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from torchpact.core.call_args import CallArgs
@@ -148,21 +149,43 @@ def gpt2_layer(layer: Any) -> AttentionLayer:
     )
 
 
-def vit_layer(layer: Any) -> AttentionLayer:
-    """Return what a layer of ViT or DeiT of transformers is."""
-    attention = layer.attention
+def modernbert_layer(layer: Any) -> AttentionLayer:
+    """Return what a layer of ModernBERT is; masks tell of its windows."""
+    attention, mlp, qkv = layer.attn, layer.mlp, linear(layer.attn.Wqkv)
+    both, down = linear(mlp.Wi), linear(mlp.Wo)
     return AttentionLayer(
-        norm1=layer.layernorm_before,
-        norm2=layer.layernorm_after,
+        norm1=layer.attn_norm,
+        norm2=layer.mlp_norm,
+        qkv=qkv,
+        out=linear(attention.Wo),
+        gate=both.rows(0, down.inputs),
+        up=both.rows(down.inputs, both.outputs),
+        down=down,
+        activation=mlp.act,
+        heads=qkv.outputs // (3 * attention.head_dim),
+        head_size=attention.head_dim,
+        rotary=True,
+        index=attention.layer_idx or 0,
+        read_call=hugging_face_call(layer),
+    )
+
+
+def whisper_layer(layer: Any) -> AttentionLayer:
+    """Return what a layer of Whisper's encoder is."""
+    attention = layer.self_attn
+    if attention.q_proj.weight.dtype == torch.float16:
+        raise ValueError("expected it in another precision than float16, in which it clamps its outputs")
+    return AttentionLayer(
+        norm1=layer.self_attn_layer_norm,
+        norm2=layer.final_layer_norm,
         query=linear(attention.q_proj),
         key=linear(attention.k_proj),
         value=linear(attention.v_proj),
-        out=linear(attention.o_proj),
-        up=linear(layer.mlp.fc1),
-        down=linear(layer.mlp.fc2),
-        activation=layer.mlp.activation_fn,
-        heads=attention.num_attention_heads,
-        head_size=attention.head_dim,
+        out=linear(attention.out_proj),
+        up=linear(layer.fc1),
+        down=linear(layer.fc2),
+        activation=layer.activation_fn,
+        heads=attention.num_heads,
         scale=attention.scaling,
         read_call=hugging_face_call(layer),
     )
@@ -213,13 +236,21 @@ def _read_hugging_face(
     if cache is not None:
         if index is None or not hasattr(cache, "update") or hasattr(cache, "cross_attention_cache"):
             return None
-        update = partial(_updated, cache, index)
+        update = partial(_updated, cache, index, causal and mask is None)
     return LayerContext(mask, causal and mask is None, given.get("position_embeddings"), update)
 
 
-def _updated(cache: Any, index: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-    updated: tuple[Tensor, Tensor] = cache.update(keys, values, index)
-    return updated
+def _updated(
+    cache: Any, index: int, without_mask: bool, keys: Tensor, values: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Write to a cache, and return what tokens attend to."""
+    length = keys.size(2)
+    keys, values = cache.update(keys, values, index)
+    if without_mask and length > 1:
+        # transformers leaves out the mask of several tokens only where they begin a sequence; a static cache
+        # returns places that are yet to be written, too
+        return keys[:, :, :length], values[:, :, :length]
+    return keys, values
 
 
 def torch_call(call: CallArgs) -> LayerContext | None:

@@ -67,5 +67,6 @@ register_family(
         "ModernBERT",
         layers=(_named("modernbert", "ModernBertEncoderLayer"),),
         width=lambda layer: int(layer.mlp_norm.normalized_shape[0]),
+        spec=specs.modernbert_layer,
     )
 )

@@ -1,5 +1,6 @@
 """Whisper: an encoder of sound, and a decoder that also attends to what the encoder gives."""
 
+from torchpact.adapt.families import attention_specs as specs
 from torchpact.adapt.families.registry import Family, register_family
 
 _WHISPER = "transformers.models.whisper.modeling_whisper."
@@ -9,6 +10,7 @@ register_family(
         "Whisper's encoder",
         layers=(_WHISPER + "WhisperEncoderLayer",),
         width=lambda layer: int(layer.final_layer_norm.normalized_shape[0]),
+        spec=specs.whisper_layer,
     )
 )
 register_family(

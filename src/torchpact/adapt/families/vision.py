@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from torchpact.adapt.families import attention_specs as specs
+from torchpact.adapt.families import vision_specs as specs
 from torchpact.adapt.families.registry import Family, register_family
 
 
@@ -28,10 +28,16 @@ register_family(
 register_family(
     Family(
         "ViT",
-        layers=(
-            "transformers.models.dinov2.modeling_dinov2.Dinov2Layer",
-            "timm.models.vision_transformer.Block",
-        ),
-        width=_by_norm("layernorm_before", "norm1"),
+        layers=("transformers.models.dinov2.modeling_dinov2.Dinov2Layer",),
+        width=_by_norm("norm1"),
+        spec=specs.dinov2_layer,
+    )
+)
+register_family(
+    Family(
+        "ViT",
+        layers=("timm.models.vision_transformer.Block",),
+        width=_by_norm("norm1"),
+        spec=specs.timm_layer,
     )
 )

@@ -6,23 +6,18 @@ one batch; keys and values of all real tokens of examples that have active ones,
 examples. Padding is not computed, and stays as it is.
 """
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
-from torchpact.checks import at_least_single
-from torchpact.core.criterion import PoolingHead
-from torchpact.core.loop import HaltingLoop, decide
-from torchpact.core.modes import Thresholded
 from torchpact.core.ponder import Ponder
+from torchpact.engines.attention.decisions import Decisions
 from torchpact.engines.attention.packed_layer import PackedLayer, Rotary, prepared, rotary_of
 from torchpact.engines.attention.ragged import Ragged, Ranges, Selection, ranges_of, select
+from torchpact.engines.attention.stacked import MOST_STACKED, StackedKeys
 from torchpact.engines.base import Unsupported
 from torchpact.specs.attention import AttentionLayer, LayerContext
 from torchpact.specs.blocks import BlockSpec, Bounds
-from torchpact.specs.heads import HeadSpec, LinearHead, NeverHead, RowHead
+from torchpact.specs.heads import LinearHead, RowHead
 
 
 class LayersRunner:
@@ -68,10 +63,13 @@ class LayersRunner:
         self.layers = []
         with torch.no_grad():
             for index, step in enumerate(steps):
-                key = id(step), index == 0 or not by_token
+                whole = index == 0 or not by_token
+                key = id(step), whole
                 if key not in made:
-                    made[key] = PackedLayer(step, fused=key[1])
+                    # the tokens of a decoder's call often halt together: there is one
+                    made[key] = PackedLayer(step, fused=whole or step.causal, separate=not whole)
                 self.layers.append(made[key])
+            self.stacked = StackedKeys.of(steps)
 
     @torch.no_grad()
     def begin(
@@ -118,33 +116,20 @@ class LayersRun:
         cached: bool,
         in_place: bool,
     ) -> None:
-        spec = runner.spec
         self.runner, self.cached, self.in_place = runner, cached, in_place
         self.shape, self.device = (u.size(0), u.size(1)), u.device
         self.real = None if real is None or bool(real.all()) else real
-        if bounds is None and isinstance(spec.mode, Thresholded):
-            bounds = spec.bounds
-        self.adaptive = bool(runner.heads)
-        self._loop = HaltingLoop.start(
-            spec.mode,
-            len(runner.layers) if self.adaptive else 1,
-            bounds=bounds if self.adaptive else None,
-            may_stop=not all(isinstance(head, LinearHead) for head in runner.heads),  # have +∞ already
-            keeps_logits=spec.keeps_details,
-        )
-        if not self.adaptive:
-            self._loop, _ = decide(self._loop, torch.zeros(*self.shape, 1, device=self.device))
+        self._decisions = Decisions(runner.spec, self.real, bounds, self.shape, self.device)
         everything = torch.ones(self.shape, dtype=torch.bool, device=self.device)
         active = everything if self.real is None else self.real
-        self._open: int | None = None  # positions that have not halted
         self._selection = select(active, self.real, cached)
         self._ranges: list[tuple[tuple[object, ...], Ranges]] = []
         self._ragged: tuple[Ranges, Selection, Ragged] | None = None
         self._written = None if self.real is None else self.real.flatten().nonzero().squeeze(1)
         self._rotary: dict[int, tuple[Rotary, Selection | None, tuple[Rotary, Rotary], Rotary]] = {}
         self._last: Tensor | None = None
+        self._stacked: tuple[Rotary | None, Tensor, int, Tensor, Tensor] | None = None
 
-    @torch.no_grad()
     def layer(self, index: int, u: Tensor, context: LayerContext) -> Tensor:
         """Run a layer, and decide which tokens go on.
 
@@ -157,31 +142,42 @@ class LayersRun:
             The state after it; halted tokens and padding are as they were. With ``in_place`` it may be ``u``.
 
         """
+        if not torch.is_grad_enabled():  # to enter what is entered already would take time in every layer
+            return self._layer(index, u, context)
+        with torch.no_grad():
+            return self._layer(index, u, context)
+
+    def _layer(self, index: int, u: Tensor, context: LayerContext) -> Tensor:
         layer, selection = self.runner.layers[index], self._selection
         if selection is None:
             if self.cached:
-                self._fill_cache(layer, u, context)
+                self._fill_cache(index, u, context)
             return u
         flat = u.reshape(-1, u.size(-1))
         x = flat if selection.keys is None else flat.index_select(0, selection.keys)
-        queries, keys, values = layer.project(x, selection.picks, *self._rotary_of(context, selection))
+        own = x  # the active ones
+        if selection.picks is not None:
+            assert selection.rows is not None
+            own = flat.index_select(0, selection.rows)
+        queries, keys, values = layer.project(x, own, selection.picks, *self._rotary_of(context, selection))
         if self.cached:
             keys, values = self._update(keys, values, selection.keys, context)
         ranges = self._ranges_of(layer.spec, context, keys.size(2) if self.cached else None)
         ragged = self._ragged_of(ranges, selection)
         seen = layer.attend(queries, keys, values, selection, ranges, ragged, self.shape[1])
-        if selection.picks is not None:
-            assert selection.rows is not None
-            x = flat.index_select(0, selection.rows)
-        moved = layer.finish(x, seen)
+        moved = layer.finish(own, seen)
         if selection.rows is None:
             after = moved.view(u.shape)
         else:
             after = u if self.in_place and u is self._last else u.clone(memory_format=torch.contiguous_format)
             after.view(flat.shape).index_copy_(0, selection.rows, moved)
         self._last = after
-        if index + 1 < len(self.runner.layers) and self.adaptive:
-            self._decide(self.runner.heads[index], after, moved, selection.rows)
+        if index + 1 < len(self.runner.layers) and self._decisions.adaptive:
+            active = self._decisions.after(index, after, moved, selection.rows)
+            if active is not None:
+                self._selection = select(active, self.real, self.cached)
+                if self._selection is None:
+                    self._decisions.end()
         return after
 
     def ponder(self) -> Ponder:
@@ -191,68 +187,24 @@ class LayersRun:
             ValueError: No layer has run.
 
         """
-        if self._loop.remaining is None:
-            raise ValueError("expected at least one layer before the ponder, got none")
-        ponder = self._loop.ponder()
-        spec, weights = self.runner.spec, None
-        if self.real is not None and ponder.steps.shape[1:] == (self.shape[1], 1):
-            weights = self.real.unsqueeze(2).to(ponder.cost.dtype)
-        return ponder._replace(weights=weights, name=spec.label, price=spec.price)
+        return self._decisions.ponder()
 
-    def _decide(self, head: HeadSpec, u: Tensor, moved: Tensor, rows: Tensor | None) -> None:
-        logits = self._logits(head, u, moved, rows)
-        self._loop, _ = decide(self._loop, logits)
-        gate = self._loop.gate
-        assert gate is not None
-        count = int(torch.count_nonzero(gate))
-        if count == (gate.numel() if self._open is None else self._open):
-            return  # positions never come back
-        active = (gate > 0).squeeze(2).expand(self.shape)
-        active = active if self.real is None else active & self.real
-        self._open, self._selection = count, select(active, self.real, self.cached)
-        if self._selection is None:
-            self._loop.draw_the_rest()
-
-    def _logits(self, head: HeadSpec, u: Tensor, moved: Tensor, rows: Tensor | None) -> Tensor:
-        """Return the logits of all positions; +∞ for tokens that are not computed."""
-        batch, length = self.shape
-        like = self._loop.remaining
-        if isinstance(head, NeverHead):
-            shape = (batch, length, 1) if like is None else like.shape
-            return torch.full(shape, -torch.inf, device=self.device)
-        if isinstance(head, LinearHead | RowHead):
-            x = moved.to(head.weight.dtype)
-            if isinstance(head, RowHead) and head.normalized:
-                x = F.layer_norm(x, (x.size(-1),))
-            found = at_least_single(F.linear(x, head.weight, head.bias))
-            if rows is not None:
-                everything = found.new_full((batch * length, 1), torch.inf)
-                found = everything.index_copy_(0, rows, found)
-            found = found.view(batch, length, 1)
-        else:
-            found = at_least_single(self._asked(head.module, u))
-            if found.shape not in ((batch, length, 1), (batch, 1, 1)):
-                raise Unsupported(f"expected a logit a token or an example, got {tuple(found.shape)}")
-            if self.real is not None and found.size(1) == length:
-                found = torch.where(self.real.unsqueeze(2), found, torch.inf)
-        if like is not None and found.shape != like.shape:
-            if found.size(1) != 1:
-                raise Unsupported("expected one decision an example of all heads, got one a token")
-            found = found.expand(like.shape)
-        return found
-
-    def _asked(self, head: Callable[..., Tensor], u: Tensor) -> Tensor:
-        if not isinstance(head, PoolingHead):
-            return head(u)
-        found: Tensor = head(u, None if self.real is None else self.real.unsqueeze(2).to(u.dtype))
-        return found
-
-    def _fill_cache(self, layer: PackedLayer, u: Tensor, context: LayerContext) -> None:
+    def _fill_cache(self, index: int, u: Tensor, context: LayerContext) -> None:
         """Write keys and values of a layer that no token runs."""
-        flat = u.reshape(-1, u.size(-1))
-        x = flat if self._written is None else flat.index_select(0, self._written)
+        layer, stacked = self.runner.layers[index], self.runner.stacked
         rotary, _ = self._rotary_of(context, None)
-        self._update(*layer.keys_and_values(x, rotary), self._written, context)
+        if stacked is None or u.size(0) * u.size(1) > MOST_STACKED or self._written is not None:
+            flat = u.reshape(-1, u.size(-1))
+            x = flat if self._written is None else flat.index_select(0, self._written)
+            self._update(*layer.keys_and_values(x, rotary), self._written, context)
+            return
+        known = self._stacked
+        if known is None or known[0] is not rotary or known[1] is not u:
+            # the state stays as it is until the last layer
+            made = stacked.keys_and_values(u.reshape(-1, u.size(-1)), index, rotary)
+            known = self._stacked = rotary, u, index, *made
+        _, _, begin, keys, values = known
+        self._update(keys[index - begin], values[index - begin], None, context)
 
     def _update(
         self, keys: Tensor, values: Tensor, places: Tensor | None, context: LayerContext

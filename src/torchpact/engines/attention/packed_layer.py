@@ -5,6 +5,7 @@ from torch import Tensor
 
 from torchpact.engines.attention.linear import PackedLinear
 from torchpact.engines.attention.native import attend_natively, native_problem
+from torchpact.engines.attention.norms import fused_norm
 from torchpact.engines.attention.ragged import Ragged, Ranges, Selection
 from torchpact.engines.attention.rectangles import attend_in_rectangles
 from torchpact.specs.attention import AttentionLayer, concatenated
@@ -17,11 +18,12 @@ class PackedLayer:
 
     Args:
         spec: The layer.
-        fused: Whether queries, keys and values come from one product, for layers whose tokens are all active.
+        fused: Whether queries, keys and values come from one product where all tokens are active.
+        separate: Whether queries come from a product of their own where some are not.
 
     """
 
-    def __init__(self, spec: AttentionLayer, fused: bool) -> None:
+    def __init__(self, spec: AttentionLayer, fused: bool = True, separate: bool = True) -> None:
         self.spec = spec
         query, key, value = spec.separate()
         qkv = spec.qkv if spec.qkv is not None else concatenated(query, key, value)
@@ -30,40 +32,54 @@ class PackedLayer:
             raise ValueError(f"expected a product of {whole[1]} queries, keys and values, got {qkv.outputs}")
         between = spec.heads * spec.head_size
         self.fused = PackedLinear(qkv) if fused else None
-        self.query = None if fused else PackedLinear(query)
-        self.key_value = None if fused else PackedLinear(qkv.rows(between, qkv.outputs))
+        self.query = PackedLinear(query) if separate else None
+        self.key_value = PackedLinear(qkv.rows(between, qkv.outputs)) if separate else None
         self.out = PackedLinear(spec.out, factor=spec.scale1)
         self.gate = None if spec.gate is None else PackedLinear(spec.gate, spec.activation)
         self.up = PackedLinear(spec.up, None if spec.gate is not None else spec.activation)
         self.down = PackedLinear(spec.down, factor=spec.scale2)
+        self.norm1, self.norm2 = (fused_norm(norm) or norm for norm in (spec.norm1, spec.norm2))
+        self.q_norm, self.k_norm = (
+            norm and (fused_norm(norm) or norm) for norm in (spec.q_norm, spec.k_norm)
+        )
         self.scale = spec.head_size**-0.5 if spec.scale is None else spec.scale
         self.native = native_problem(spec.dtype, spec.device, spec.head_size) is None
 
     def project(
-        self, u: Tensor, picks: Tensor | None, rotary: Rotary | None, rotary_of_picks: Rotary | None
+        self,
+        u: Tensor,
+        active: Tensor,
+        picks: Tensor | None,
+        rotary: Rotary | None,
+        rotary_of_picks: Rotary | None,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return queries of picked tokens, keys and values of all; (tokens, heads, head_size).
 
         Args:
             u: Tokens, (tokens, size).
-            picks: Those that have queries; None for all.
+            active: Those of them that are picked.
+            picks: Where these are; None for all.
             rotary: Cosines and sines of the tokens.
             rotary_of_picks: Those of the picked ones.
 
         """
         spec = self.spec
         heads, shared, size = spec.heads, spec.kv_heads, spec.head_size
-        x = spec.norm1(u) if spec.order == "pre" else u
-        if self.fused is not None:
+        x = self.norm1(u) if spec.order == "pre" else u
+        if self.fused is not None and (picks is None or self.query is None):
             projected = self.fused(x).unflatten(1, (heads + 2 * shared, size))
+            if picks is None and rotary is not None and self.q_norm is None and self.k_norm is None:
+                both = rotated(projected[:, : heads + shared], rotary)
+                return both[:, :heads], both[:, heads:], projected[:, heads + shared :]
             queries, keys, values = projected.split((heads, shared, shared), 1)
             queries = queries if picks is None else queries.index_select(0, picks)
         else:
             assert self.query is not None
-            queries = self.query(x if picks is None else x.index_select(0, picks)).unflatten(1, (heads, size))
+            own = active if spec.order == "post" else x if picks is None else x.index_select(0, picks)
+            queries = self.query(own).unflatten(1, (heads, size))
             keys, values = self._keys_and_values(x)
-        queries = queries if spec.q_norm is None else spec.q_norm(queries)
-        keys = keys if spec.k_norm is None else spec.k_norm(keys)
+        queries = queries if self.q_norm is None else self.q_norm(queries)
+        keys = keys if self.k_norm is None else self.k_norm(keys)
         if rotary is not None and rotary_of_picks is not None:
             queries, keys = rotated(queries, rotary_of_picks), rotated(keys, rotary)
         return queries, keys, values
@@ -71,10 +87,9 @@ class PackedLayer:
     def keys_and_values(self, u: Tensor, rotary: Rotary | None) -> tuple[Tensor, Tensor]:
         """Return keys and values of tokens none of which is active."""
         if self.key_value is None:
-            return self.project(u, None, rotary, rotary)[1:]
-        spec = self.spec
-        keys, values = self._keys_and_values(spec.norm1(u) if spec.order == "pre" else u)
-        keys = keys if spec.k_norm is None else spec.k_norm(keys)
+            return self.project(u, u, None, rotary, rotary)[1:]
+        keys, values = self._keys_and_values(self.norm1(u) if self.spec.order == "pre" else u)
+        keys = keys if self.k_norm is None else self.k_norm(keys)
         return keys if rotary is None else rotated(keys, rotary), values
 
     def _keys_and_values(self, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -103,11 +118,11 @@ class PackedLayer:
         spec = self.spec
         moved: Tensor = self.out(attended).add_(u)
         if spec.order == "post":
-            moved = spec.norm1(moved)
-        x = moved if spec.order == "post" else spec.norm2(moved)
+            moved = self.norm1(moved)
+        x = moved if spec.order == "post" else self.norm2(moved)
         hidden = self.up(x) if self.gate is None else self.gate(x).mul_(self.up(x))
         moved = self.down(hidden).add_(moved)
-        return spec.norm2(moved) if spec.order == "post" else moved
+        return self.norm2(moved) if spec.order == "post" else moved
 
 
 def rotated(x: Tensor, rotary: Rotary) -> Tensor:

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from torchpact.core.callables import unwrapped
 from torchpact.core.modes import Mode, Thresholded
-from torchpact.specs import BlockSpec, ConvHead, ConvUnit, HeadSpec, Opaque, StepSpec
+from torchpact.specs import BlockSpec, ConvHead, ConvUnit, CriterionHead, HeadSpec, Opaque, StepSpec
 from torchpact.specs.blocks import Bounds
 
 
@@ -48,6 +48,8 @@ def conv_block_problem(spec: BlockSpec, *, one_precision: bool = True) -> str | 
 def _kind_of(part: StepSpec | HeadSpec) -> str:
     if isinstance(part, ConvUnit):
         return "Bottleneck" if part.bottleneck else "ResidualUnit"
+    if isinstance(part, CriterionHead):
+        return f"the criterion {type(part.module).__name__}"
     return type(unwrapped(part.module) if isinstance(part, Opaque) else part).__name__
 
 

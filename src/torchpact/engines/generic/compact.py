@@ -12,6 +12,7 @@ from torch import Tensor
 from torchpact.core import state
 from torchpact.core.block import AdaptiveBlock
 from torchpact.core.call_args import CallArgs
+from torchpact.core.criterion import Exit, Memory, map_memory
 from torchpact.core.loop import HaltingLoop, decide
 from torchpact.core.modes import Mode, Thresholded, as_mode
 from torchpact.core.ponder import Ponder
@@ -113,8 +114,8 @@ class CompactRunner(Runner):
         keep = block.details or not isinstance(mode, Thresholded)
         # logits of halted rows are +∞ already
         loop = HaltingLoop.start(mode, block.max_steps, bounds=bounds, may_stop=False, keeps_logits=keep)
-        u = block.run_step(0, u, None, *rest)
-        logits = block.halting_logits(0, u)
+        before, u = u, block.run_step(0, u, None, *rest)
+        logits, memory = block.ask(Exit(u, before, 0, context=CallArgs(*rest)))
         if logits.shape != state.per_example(logits):
             raise Unsupported(f"expected one halting logit an example, got logits of {tuple(logits.shape)}")
         if block.max_steps == 1:
@@ -124,7 +125,8 @@ class CompactRunner(Runner):
         for index in range(1, block.max_steps):
             if index > 1:
                 # all examples are decided for, so that draws do not depend on which have halted
-                found = block.halting_logits(index - 1, u)
+                exit = Exit(u, before, index - 1, None, memory, CallArgs(*rest))
+                found, memory = block.ask(exit)
                 logits = _spread(found, active, loop)
             loop, weight = decide(loop, logits)
             assert loop.gate is not None
@@ -145,7 +147,8 @@ class CompactRunner(Runner):
                 active = stay if active is None else active.index_select(0, stay)
                 u, gate = state.rows_of(u, stay), gate.index_select(0, stay)
                 rest = rows(rest, per_example, stay)
-            u = block.run_step(index, u, gate, *rest)
+                memory = _rows_of_memory(memory, stay)
+            before, u = u, block.run_step(index, u, gate, *rest)
         # of the last rows, or of those that halted last
         if mode.hard:
             output = u if active is None else _put(output, active, u)
@@ -185,6 +188,11 @@ class Compact(Engine):
         u, context = example.args[0], CallArgs(example.args[1:], dict(example.kwargs))
         positions = check_independence(spec.module, u, context)
         return CompactRunner(spec.module, positions, (u, context))
+
+
+def _rows_of_memory(memory: Memory, stay: Tensor) -> Memory:
+    """Return the rows of what a criterion keeps that stay."""
+    return map_memory(lambda part: part.index_select(0, stay), memory)
 
 
 def _rows(values: Tensor, active: Tensor | None) -> Tensor:

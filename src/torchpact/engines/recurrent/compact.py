@@ -13,6 +13,7 @@ from torch.nn.utils.rnn import PackedSequence
 
 from torchpact.checks import readable
 from torchpact.core import state as _state
+from torchpact.core.criterion import Criterion
 from torchpact.core.loop import HaltingLoop, decide
 from torchpact.core.modes import Mode
 from torchpact.core.ponder import Ponder
@@ -60,6 +61,8 @@ class CompactRunner(RecurrentRunner):
             return "expected values that can be read, got a call that is compiled, captured or transformed"
         if not call.mode.leaves:
             return f"expected a mode in which examples are done early, got {call.mode}"
+        if any(isinstance(head, Criterion) for head in self.module.block.halting):
+            return "expected a head of the state, got a criterion"
         if self.module.never_halts and call.bounds is None:
             return "expected a head that may halt, got never_halt"
         return None
