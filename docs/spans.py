@@ -144,9 +144,19 @@ def _rows(words: list[str], part: str) -> list[list[Spread]]:
     """Columns of those rows of a benchmark that have the values asked for."""
     if len(words) < 2 or not all(word.count("=") == 1 for word in words[2:]):
         raise ValueError(f"expected csv NAME COLUMNS COLUMN=VALUES…, got {part.strip()!r}")
-    file, columns, wanted = ROOT / "benchmarks" / f"{words[0]}.csv", words[1].split(","), words[2:]
+    columns = words[1].split(",")
+    rows = rows_with(words[0], columns, words[2:])
+    try:
+        return [[spread([float(row[column])]) for column in columns] for row in rows]
+    except ValueError:
+        raise ValueError(f"expected numbers in {words[1]} of {words[0]}.csv") from None
+
+
+def rows_with(name: str, columns: list[str], wanted: list[str]) -> list[dict[str, str]]:
+    """Rows of benchmarks/NAME.csv that have the values wanted, each as COLUMN=VALUE,VALUE…"""
+    file = ROOT / "benchmarks" / f"{name}.csv"
     if not file.is_file():
-        raise ValueError(f"expected the name of a file in benchmarks, got {words[0]!r}")
+        raise ValueError(f"expected the name of a file in benchmarks, got {name!r}")
     with file.open(newline="") as opened:
         reader = csv.DictReader(opened)
         rows, known = [*reader], reader.fieldnames or []
@@ -158,10 +168,7 @@ def _rows(words: list[str], part: str) -> list[list[Spread]]:
             if choice not in {row[column].replace(" ", "_") for row in rows}:
                 raise ValueError(f"expected rows of {file.name} with {column}={choice}, found none")
         rows = [row for row in rows if row[column].replace(" ", "_") in choices.split(",")]
-    try:
-        return [[spread([float(row[column])]) for column in columns] for row in rows]
-    except ValueError:
-        raise ValueError(f"expected numbers in {words[1]} of {file.name}") from None
+    return rows
 
 
 def _all(runs: str, modes: str, measures: list[str]) -> list[list[Spread]]:

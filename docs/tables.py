@@ -10,6 +10,8 @@ A table stands between `<!-- table: NAME ARGUMENTS -->` and `<!-- end -->` in a 
     zoo                the pretrained networks, as their cards have them
     csv FILE COLUMNS COLUMN=VALUE,VALUE…   a CSV file, such as benchmarks leave; some of its columns, if
                                            named, and the rows with these values, where _ stands for a space
+    ranges NAME KEY,… COLUMN,… COLUMN=VALUE,…   of rows of benchmarks/NAME.csv with these values, those alike
+                       in the keys together: the least and the most of each column
 
 In sentences they stand between `<!--= WHAT -->` and `<!--/-->`: spans.py says what can be asked for.
 
@@ -105,6 +107,19 @@ def csv_table(arguments: str) -> str:
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
+def range_table(arguments: str) -> str:
+    name, keys, columns, *wanted = arguments.split()
+    shown = [*keys.split(","), *columns.split(",")]
+    groups: dict[tuple[str, ...], list[dict[str, str]]] = {}
+    for row in spans.rows_with(name, shown, wanted):
+        groups.setdefault(tuple(row[key] for key in keys.split(",")), []).append(row)
+    lines = [[column.replace("_", " ") for column in shown], ["---"] * len(shown)]
+    for values, rows in groups.items():
+        found = [sorted((row[c] for row in rows), key=float) for c in columns.split(",")]
+        lines.append([*values, *(f[0] if f[0] == f[-1] else f"{f[0]} to {f[-1]}" for f in found)])
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
 TABLES: dict[str, Callable[[str], str]] = {
     "claims": claims_table,
     "summary": summary_table,
@@ -112,6 +127,7 @@ TABLES: dict[str, Callable[[str], str]] = {
     "beyond": beyond_table,
     "zoo": zoo_table,
     "csv": csv_table,
+    "ranges": range_table,
 }
 
 

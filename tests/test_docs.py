@@ -198,6 +198,22 @@ def test_spans_are_filled_with_what_benchmarks_have_measured(tables, tmp_path):
     assert f"-->{max(float(row['speedup']) for row in rows):.2f} ×<" in page.read_text()
 
 
+def test_a_table_of_ranges_has_the_least_and_the_most_of_rows_that_are_alike(tables, tmp_path):
+    with (ROOT / "benchmarks" / "engines_cpu.csv").open(newline="") as file:
+        rows = [row for row in csv.DictReader(file) if row["masks"] == "blobs 25%"]
+    page = tmp_path / "page.md"
+    page.write_text("<!-- table: ranges engines_cpu batch speedup masks=blobs_25% -->\n<!-- end -->\n")
+    assert tables(page) is None
+    lines = [line.split(" | ") for line in page.read_text().splitlines() if line.startswith("| ")]
+    assert [line[0] for line in lines[2:]] == [
+        f"| {batch}" for batch in dict.fromkeys(r["batch"] for r in rows)
+    ]
+    for batch, cell in lines[2:]:
+        found = [float(row["speedup"]) for row in rows if row["batch"] == batch.strip("| ")]
+        low, _, high = cell.strip(" |").partition(" to ")
+        assert (float(low), float(high or low)) == (min(found), max(found))
+
+
 GIVEN = [
     # settings
     r"[τλδ] = 0\.\d+((,| and) 0\.\d+)*",

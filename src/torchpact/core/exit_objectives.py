@@ -59,22 +59,24 @@ def advantage_loss(
     tau: float | Tensor,
     weights: Tensor | None = None,
     *,
-    continuation: str = "soft",
+    continuation: str = "hard",
     reach: bool = False,
 ) -> Tensor:
     """Return the cross-entropy of halting at l if that is better than going on, weighted by how much better.
 
     The value of going on after step l under the present heads is computed backwards,
-    V_l = τ + h_{l+1}·loss_{l+1} + (1 − h_{l+1})·V_{l+1}, with h_L = 1. The advantage of halting is
-    a_l = V_l − loss_l, and the loss Σ_l |a_l|·BCE(h_l, [a_l > 0]), a mean over examples. Its gradient,
-    |a_l|·(h_l − [a_l > 0]) for a logit, does not vanish at h near 0 where halting would be better, as that of
-    :func:`exact_loss` does. Losses, targets and weights carry no gradient: the loss is for heads only; train
-    the network by the losses themselves, such as their mean over exits. Ties (a_l = 0) weigh nothing.
+    V_l = τ + d_{l+1}·loss_{l+1} + (1 − d_{l+1})·V_{l+1}, with the decision d = [h > ½] and d_L = 1. The
+    advantage of halting is a_l = V_l − loss_l, and the objective Σ_l |a_l|·BCE(h_l, [a_l > 0]), a mean over
+    examples. Its gradient, |a_l|·(h_l − [a_l > 0]) for a logit, does not vanish at h near 0 where halting
+    would be better, as that of :func:`exact_loss` does. Losses, targets and weights carry no gradient: the
+    objective is for heads only; train the network by the losses themselves, such as their mean over exits.
+    Ties (a_l = 0) weigh nothing.
 
-    A head that sees a state s of several examples settles at h = E[a⁺ | s] / E[|a| | s], above ½ where
-    halting is better on average. With ``continuation="hard"``, V is that of the thresholded rule, so that
-    training is policy iteration: its fixed point is the optimal stopping rule of what the heads see. With
-    "soft" it is the best reply to heads that are sampled.
+    This is policy iteration for optimal stopping. A head that sees one state s of several examples settles at
+    h = E[a⁺ | s] / E[|a| | s], above ½ where halting is better on average. So a fixed point is a thresholded
+    rule that no change of a decision improves: the optimal one, where every state has a logit of its own and
+    tells what is to come as well as the whole past does. With ``continuation="soft"``, d = h: V is that
+    of sampled heads, and the rule may stay worse than the best.
 
     Cost: one forward pass of all L steps, and the read-out and loss of every exit, without gradients where
     the network is frozen.
@@ -85,9 +87,9 @@ def advantage_loss(
             as those of pinned exits, count in V and are not trained.
         tau: The price of a step.
         weights: How much each position counts; 0 for padding, which may be NaN.
-        continuation: Whether going on is judged by probabilities ("soft") or by the decisions h > ½ ("hard").
-        reach: Whether exits are also weighted by P(z ≥ l), the probability to get there. Then exits behind
-            others that halt learn nothing.
+        continuation: Whether going on is judged by the decisions h > ½ ("hard") or by h itself ("soft").
+        reach: Whether exits are also weighted by P(z ≥ l), the probability to get there under d. Exits
+            behind others that halt then learn nothing.
 
     Returns:
         A scalar, in single precision or better.
