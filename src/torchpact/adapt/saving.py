@@ -115,7 +115,6 @@ def from_pretrained(
         ModuleList(
           (0): LatentChange(per=None)
         )
-from torchpact.nn.criteria.records import from_record
 
     """
     # here and below: import torchpact imports torch alone
