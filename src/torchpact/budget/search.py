@@ -85,6 +85,18 @@ def best_bounds(record: Record, budget: float) -> tuple[float, ...] | None:
     return None if found is None else _polished(record, options, found, budget)
 
 
+def bounds_at_price(record: Record, price: float) -> tuple[float, ...]:
+    """Return bounds of a high mean score less price times mean cost: each is optimal given the others.
+
+    Args:
+        record: Of held-out examples.
+        price: Of a unit of the cost.
+
+    """
+    record = Record(record.logits.float().cpu(), record.costs.double().cpu(), record.scores.double().cpu())
+    return tuple(_swept(record, [Thresholds.NEVER] * len(record.logits), price))
+
+
 def _best(record: Record, tried: Iterator[tuple[float, ...]], budget: float) -> tuple[float, ...] | None:
     """Return the bounds with the highest score within the budget, of these the cheapest."""
     best: tuple[tuple[float, float], tuple[float, ...]] | None = None

@@ -1,0 +1,384 @@
+"""What every exit of every block gives: costs, losses raw and through read-outs, confidences, states."""
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from torchpact.budget.heldout import HeldOut
+from torchpact.budget.ridge import Gram, chosen, gram, mapped
+from torchpact.budget.scores import main_tensor, similarity
+from torchpact.core.collect import collect
+from torchpact.core.halting_module import HaltingModule
+from torchpact.core.layer_run import LayerRun
+from torchpact.core.modes import Thresholded
+from torchpact.core.overrides import use_mode, use_thresholds
+from torchpact.core.ponder import Ponder, mean_over_positions
+from torchpact.core.state import parts
+from torchpact.core.thresholds import Thresholds
+from torchpact.flops.count import evaluating
+from torchpact.nn.criteria.base import last
+from torchpact.specs.call_capture import Call, captured
+
+Loss = Callable[[Any, Any], Tensor]
+"""The output of the network and the batch → a loss for each example, or for each of its positions."""
+
+_KEPT = 2**28
+"""How many numbers of full outputs may be kept to compare others with."""
+
+
+@dataclass
+class BlockExits:
+    """What n units, examples or positions, give at each of the L exits of a block."""
+
+    name: str
+    steps: int
+    costs: Tensor
+    """(L, n)."""
+    raw: Tensor
+    """Losses through the network's own read-out, (L, n)."""
+    readout: Tensor | None
+    """Losses through a fitted read-out besides, (L, n)."""
+    readout_cost: float
+    """What such a read-out costs, as a share of the original's FLOPs."""
+    tail: float
+    """What all that comes after the block costs."""
+    raw_sure: Tensor | None
+    """Confidences, as logits, (L, n); None without class logits."""
+    readout_sure: Tensor | None
+    features: Tensor
+    """States of units, or the means over their positions, (L − 1, n, d)."""
+    h: Tensor
+    """Halting probabilities of units, means over their positions, (L − 1, n)."""
+    logits: Tensor
+    """Halting logits of real positions, (L − 1, positions)."""
+    bounds: tuple[float, ...]
+    """What they must exceed at present."""
+    examples: Tensor
+    """The example of each unit, (n,)."""
+    halves: Tensor
+    """Which half of the batches each unit is of, 0 or 1, (n,)."""
+
+
+class _Item(NamedTuple):
+    index: int
+    batch: Any
+
+
+class _Losses:
+    """A score that keeps what it sees: losses of units and confidences, batch by batch."""
+
+    def __init__(self, loss: Loss | None, logits: bool | None) -> None:
+        self.loss, self.logits, self.held = loss, logits, None
+        self.fulls: list[Any] = []
+        self.real: list[Tensor] = []
+        self.losses: list[Tensor] = []
+        self.sure: list[Tensor] = []
+        self.full = False
+
+    held: HeldOut | None
+
+    def __call__(self, output: Any, item: _Item) -> Tensor:
+        main, named = main_tensor(output)
+        named = named if self.logits is None else self.logits
+        found = self._loss({"logits": main} if named else main, output, item).detach()
+        if found.dim() not in (1, 2) or len(found) != len(main):
+            raise ValueError(
+                f"expected a loss of each of {len(main)} examples, or of each of their positions, got shape "
+                f"{tuple(found.shape)}"
+            )
+        found = found.float().cpu()
+        if self.full:
+            self.real.append(~found.isnan() if found.dim() > 1 else torch.ones(len(found), dtype=torch.bool))
+        real = self.real[item.index]
+        if not found[real].isfinite().all():
+            raise ValueError("expected finite losses, got some that are not")
+        self.losses.append(found[real])
+        if named:
+            p = main.float().log_softmax(-1).amax(-1).exp().cpu()
+            if found.dim() == 1:
+                assert self.held is not None
+                weights = self.held.weights[item.index]
+                same = p.dim() > 1 and weights is not None and weights.shape[:2] == p.shape[:2]
+                rows = weights.reshape(weights.shape[:2]).cpu() if same and weights is not None else None
+                p = mean_over_positions(p, rows)
+            else:
+                p = p[:, : found.size(1)]
+            self.sure.append(p[real].logit(1e-6))
+        if found.dim() == 1:
+            return -found
+        return -mean_over_positions(found.nan_to_num(0.0), real.float())
+
+    def _loss(self, main: Any, output: Any, item: _Item) -> Tensor:
+        if self.loss is not None:
+            return torch.as_tensor(self.loss(output, item.batch))
+        tensor = main_tensor(main)[0]
+        if self.full:
+            self.fulls.append(main)
+            if sum(main_tensor(each)[0].numel() for each in self.fulls) > _KEPT:
+                raise ValueError(
+                    f"expected a loss for outputs of shape {tuple(tensor.shape)}, too many to keep and compare "
+                    "with: pass loss="
+                )
+        assert self.held is not None
+        return -similarity(main, self.fulls[item.index], self.held.weights[item.index])
+
+    def taken(self) -> tuple[Tensor, Tensor | None]:
+        """Return losses and confidences of units since the last time."""
+        losses, sure = torch.cat(self.losses), torch.cat(self.sure) if self.sure else None
+        self.losses, self.sure, self.full = [], [], False
+        return losses, sure
+
+
+class _Half:
+    """Half of the batches."""
+
+    def __init__(
+        self, net: nn.Module, batches: list[Any], loss: Loss | None, logits: bool | None, inputs: Any
+    ) -> None:
+        self.losses = _Losses(loss, logits)
+        items = [_Item(index, batch) for index, batch in enumerate(batches)]
+        take = (lambda item: item.batch) if inputs is None else (lambda item: inputs(item.batch))
+        self.held = self.losses.held = HeldOut(net, items, self.losses, take)
+        self.losses.full = True
+        self.full = self.run(Thresholds("never"))
+        counts = [mask.reshape(len(mask), -1).sum(1) for mask in self.losses.real]
+        self.counts = torch.cat(counts)
+        self.by_position = self.losses.real[0].dim() > 1
+
+    def run(self, thresholds: Thresholds) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Return FLOPs of examples, and losses and confidences of units."""
+        outcome = self.held.run(thresholds)
+        return (outcome.costs * self.held.plain, *self.losses.taken())
+
+    def pinned(self, name: str, step: int) -> Thresholds:
+        """Return thresholds by which one block halts after a step, and the others never."""
+        bounds = {}
+        for each, block in self.held.blocks.items():
+            heads = block.max_steps - 1
+            early = [*["never"] * (step - 1), *["always"] * (heads - step + 1)][:heads]
+            bounds[each] = early if each == name else ["never"] * heads
+        return Thresholds(bounds)
+
+    def states(self) -> Iterator[tuple[int, list[Ponder], dict[str, list[Call]]]]:
+        """Yield the exits of each batch, where nothing halts, and the calls, which know of padding."""
+        net = self.held.net
+        never = Thresholds("never")
+        with evaluating(net), use_mode(net, "thresholded"), use_thresholds(net, never):
+            for index, given in enumerate(self.held.given):
+                with captured(self.held.blocks) as calls, collect(net, exits=True) as ponders:
+                    given.call(net)
+                yield index, ponders, calls
+
+
+class _Seen:
+    """States and logits of a block on half of the batches."""
+
+    def __init__(self, steps: int) -> None:
+        self.grams: list[list[Gram | None]] = [[None, None] for _ in range(steps - 1)]
+        self.features: list[Tensor] = []
+        self.h: list[Tensor] = []
+        self.width = self.positions = 0
+        self.mappable = True
+
+    def add(self, half: _Half, index: int, ponder: Ponder, tokens: Tensor | None) -> None:
+        assert ponder.exits is not None
+        states = [last(parts(each)[0]).detach() for each in ponder.exits.states]
+        self.mappable &= all(each.shape == states[-1].shape for each in states)
+        self.mappable &= all(isinstance(each, Tensor) for each in ponder.exits.states)
+        shape = states[-1].shape[:-1]
+        real = torch.ones(shape, dtype=torch.bool, device=states[-1].device)
+        weights = ponder.weights
+        if weights is not None:
+            real &= last(weights).squeeze(-1) > 0
+        if tokens is not None and tokens.shape == shape:  # where examples decide
+            real &= tokens
+        h = ponder.exits.logits[:-1].sigmoid()
+        h = torch.stack([last(each).squeeze(-1) for each in h]) if len(h) else h
+        kept = half.losses.real[index]
+        features, shares = [], []
+        for step, each in enumerate(states[:-1]):
+            if half.by_position:
+                wide = each if each.shape[:2] == shape[:2] else each.expand(*shape, -1)
+                features.append(wide[:, : kept.size(1)][kept])
+                shares.append(h[step].expand(shape)[:, : kept.size(1)][kept])
+            else:
+                rows = real.reshape(len(real), -1, 1).to(each)
+                total = (each.reshape(len(each), -1, each.size(-1)) * rows).sum(1)
+                features.append(total / rows.sum(1).clamp(min=1))
+                share = h[step].expand(shape).reshape(len(real), -1)
+                share = (share * rows.squeeze(2)).sum(1) / rows.sum((1, 2)).clamp(min=1)
+                shares.append(share)
+            if self.mappable:
+                for fold in (0, 1):
+                    mask = real.clone()
+                    mask[fold::2] = False
+                    sums = gram(each[mask].cpu(), states[-1][mask].cpu())
+                    before = self.grams[step][fold]
+                    self.grams[step][fold] = sums if before is None else before + sums
+        self.features.append(torch.stack(features).float().cpu())
+        self.h.append(torch.stack(shares).float().cpu())
+        self.width = states[-1].size(-1)
+        self.positions += int(real.sum())
+
+    def maps(self) -> list[Tensor] | None:
+        """Return a read-out of each exit but the last, fitted on this half; None where shapes differ."""
+        if not self.mappable:
+            return None
+        return [chosen(one, other) for one, other in self.grams if one is not None and other is not None]
+
+
+@contextmanager
+def replaced(block: HaltingModule, weights: Tensor) -> Iterator[None]:
+    """Put a read-out between a block, or the last layer of a run, and what comes after it.
+
+    Args:
+        block: The block.
+        weights: Of the read-out, see :func:`torchpact.budget.ridge.solved`.
+
+    """
+    calls = [0]
+    module: nn.Module = block
+    each = 1
+    if isinstance(block, LayerRun):
+        module = block.layers[-1]
+        each = sum(layer is module for layer in block.layers)
+
+    def replace(_module: nn.Module, _args: Any, output: Any) -> Any:
+        calls[0] += 1
+        if calls[0] % each:
+            return None
+        if isinstance(output, Tensor):
+            return mapped(output, weights)
+        rest = (mapped(output[0], weights), *output[1:])
+        return list(rest) if isinstance(output, list) else rest
+
+    handle = module.register_forward_hook(replace)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def exits_by_block(
+    net: nn.Module,
+    batches: Iterable[Any],
+    loss: Loss | None,
+    inputs: Callable[[Any], Any] | None,
+    logits: bool | None,
+) -> list[BlockExits]:
+    """Run a network on all batches at each exit of each block, raw and through fitted read-outs.
+
+    Read-outs are fitted on every second batch for the others, and the other way round.
+
+    Args:
+        net: A network with adaptive blocks.
+        batches: At least two.
+        loss: Of the output and the batch; None is the difference to the full output.
+        inputs: Takes what the network is called with out of a batch.
+        logits: Whether the output is class logits; None asks for its name.
+
+    Raises:
+        ValueError: There are fewer than two batches, or losses are not as expected.
+
+    """
+    given = list(batches)
+    if len(given) < 2:
+        raise ValueError(f"expected at least two batches, to fit on one half and judge on the other, got {len(given)}")
+    halves = [_Half(net, given[i::2], loss, logits, inputs) for i in (0, 1)]
+    seen = [{name: _Seen(block.max_steps) for name, block in half.held.blocks.items()} for half in halves]
+    for half, own in zip(halves, seen, strict=True):
+        for index, ponders, calls in half.states():
+            if sorted(ponder.name for ponder in ponders) != sorted(own):
+                raise ValueError("expected a network that calls each adaptive block once")
+            for ponder in ponders:
+                own[ponder.name].add(half, index, ponder, calls[ponder.name][0].real)
+    plain = sum(len(half.held) * half.held.plain for half in halves) / sum(len(half.held) for half in halves)
+    tails = _tails(halves[0])
+    return [_of_block(name, halves, [own[name] for own in seen], plain, tails[name]) for name in seen[0]]
+
+
+def _of_block(name: str, halves: list[_Half], seen: list[_Seen], plain: float, tail: float) -> BlockExits:
+    block = halves[0].held.blocks[name]
+    costs, raw, sure, fitted, fitted_sure = [], [], [], [], []
+    maps = [each.maps() for each in seen]
+    for number, half in enumerate(halves):
+        other = maps[1 - number]
+        runs, own = [], []
+        for step in range(1, block.max_steps):
+            at = half.pinned(name, step)
+            runs.append(half.run(at))
+            if other is not None:
+                with replaced(block, other[step - 1]):
+                    own.append(half.run(at))
+        runs.append(half.full)
+        own.append(half.full)
+        flops = torch.stack([run[0] for run in runs]).double() / plain
+        if half.by_position:
+            flops = (flops * half.counts).sum(1, keepdim=True) / half.counts.sum()
+            costs.append(flops.expand(-1, int(half.counts.sum())))
+        else:
+            costs.append(flops)
+        raw.append(torch.stack([run[1] for run in runs]))
+        fitted.append(torch.stack([run[1] for run in own]))
+        if half.full[2] is not None:
+            sure.append(torch.stack([run[2] for run in runs if run[2] is not None]))
+            fitted_sure.append(torch.stack([run[2] for run in own if run[2] is not None]))
+    examples = torch.cat([half.counts for half in halves])
+    sizes = [int(half.counts.sum()) for half in halves]
+    width = seen[0].width
+    positions = sum(each.positions for each in seen) / max(len(examples), 1)
+    mappable = all(each is not None for each in maps)
+    logits = [torch.cat(half.held.logits[name], 1)[:, torch.cat(half.held.real[name])] for half in halves]
+    return BlockExits(
+        name,
+        block.max_steps,
+        torch.cat(costs, 1),
+        torch.cat(raw, 1),
+        torch.cat(fitted, 1) if mappable else None,
+        2 * width * width * positions / plain,
+        tail / plain,
+        torch.cat(sure, 1) if sure else None,
+        torch.cat(fitted_sure, 1) if sure and mappable else None,
+        torch.cat([torch.cat(each.features, 1) for each in seen], 1),
+        torch.cat([torch.cat(each.h, 1) for each in seen], 1),
+        torch.cat(logits, 1),
+        _bounds(block),
+        torch.arange(len(examples)).repeat_interleave(examples),
+        torch.arange(2).repeat_interleave(torch.tensor(sizes)),
+    )
+
+
+def _bounds(block: HaltingModule) -> tuple[float, ...]:
+    """Return what logits of a block must exceed at present."""
+    mode = block.present_mode
+    mode = mode if isinstance(mode, Thresholded) else Thresholded()
+    bounds = block.bounds_of(mode, None)
+    return (mode.bound,) * (block.max_steps - 1) if bounds is None else bounds
+
+
+def _tails(half: _Half) -> dict[str, float]:
+    """Return the FLOPs of an example after each block, on the first batch."""
+    from torch.utils.flop_counter import FlopCounterMode  # imports Triton, where there is one
+
+    net, given, ends = half.held.net, half.held.given[0], {}
+    counter = FlopCounterMode(display=False)
+    handles = []
+    for name, block in half.held.blocks.items():
+        module = block.layers[-1] if isinstance(block, LayerRun) else block
+
+        def note(_module: nn.Module, _args: Any, _output: Any, name: str = name) -> None:
+            ends[name] = counter.get_total_flops()
+
+        handles.append(module.register_forward_hook(note))
+    try:
+        with evaluating(net), use_mode(net, "thresholded"), use_thresholds(net, Thresholds("never")), counter:
+            given.call(net)
+    finally:
+        for handle in handles:
+            handle.remove()
+    total = counter.get_total_flops()
+    return {name: (total - end) / half.held.sizes[0] for name, end in ends.items()}
