@@ -143,7 +143,7 @@ def test_what_is_solved_at_the_first_exit_and_seen_in_its_confidence_is_gained()
 
 
 def test_what_is_seen_in_the_state_alone_is_gained_by_a_linear_predictor_alone():
-    batches = bits(60)
+    batches = bits(400)
     found = tp.diagnose(Answers([guessed_unless_easy, stay, stay, right]), batches, wrong)
     share = float(torch.cat(batches)[:, EASY].mean())
     assert gain_of(found, "linear").saved == pytest.approx(0.75 * share, abs=0.06)
@@ -223,7 +223,8 @@ def test_losses_and_costs_of_exits_are_those_of_pinned_runs():
     found = tp.diagnose(net, batches, lambda output, x: (output - x).square().mean(1))
     x = torch.cat(batches)
     for row in found.rows:
-        with tp.use_mode(net, "thresholded"), tp.use_thresholds(net, exit_thresholds(net, row.step)):
+        at = exit_thresholds(net, row.step)
+        with tp.use_mode(net, "thresholded"), tp.use_thresholds(net, at), torch.no_grad():
             assert row.loss == pytest.approx(float((net(x) - x).square().mean()), rel=1e-5)
             assert row.cost == pytest.approx(float(tp.count_flops(net, x).share), rel=1e-6)
 
@@ -263,9 +264,9 @@ def test_leave_one_out_predictions_are_those_of_fits_without_the_row():
     strength = 12 * 0.01
     for row in range(12):
         others = torch.arange(12) != row
-        ones = torch.cat([scaled[others], torch.ones(11, 1)], 1)
-        rows = torch.cat([ones, math.sqrt(strength) * torch.eye(3, 4)]).double()
-        weights = torch.linalg.lstsq(rows, torch.cat([target[others], torch.zeros(3)])).solution
+        ones = torch.cat([scaled[others], torch.ones(11, 1).double()], 1)
+        rows = torch.cat([ones, math.sqrt(strength) * torch.eye(3, 4).double()])
+        weights = torch.linalg.lstsq(rows, torch.cat([target[others], torch.zeros(3).double()])).solution
         assert float(without[row]) == pytest.approx(float(scaled[row] @ weights[:3] + weights[3]), abs=1e-9)
     torch.testing.assert_close(predictor.predict(x, (slope, centre)), scaled @ slope + centre)
 

@@ -12,7 +12,7 @@ from torchpact.budget.frontier import cost_at, hull, loss_at, oracle
 from torchpact.budget.ridge import Predictor
 from torchpact.budget.search import Record, bounds_at_price
 
-PRICES = 12
+PRICES = 16
 RESAMPLES = 1000
 
 Points = tuple[tuple[float, float], ...]
@@ -131,11 +131,7 @@ def gains(exits: BlockExits, seed: int = 0) -> list[Gain]:
     extra = evaluations(exits, give.fitted)
     names = [*(["confidence"] if give.sure is not None else []), "linear"]
     masks = [exits.halves == half for half in (0, 1)]
-    slopes = oracle(give.costs, give.losses).diff(dim=0)
-    rates = (slopes[:, 1] / slopes[:, 0]).abs()
-    rates = rates[rates.isfinite()]
-    prices = rates.quantile(torch.linspace(0.02, 0.98, PRICES, dtype=torch.double)).tolist() if len(rates) else [0.0]
-    prices = [*prices, 2 * prices[-1], 4 * prices[-1]]
+    prices = _prices(give)
     found = {}
     folds: dict[str, list[_Fold]] = {}
     predictors = [[Predictor(step[mask]) for step in exits.features] for mask in masks]
@@ -152,6 +148,17 @@ def gains(exits: BlockExits, seed: int = 0) -> list[Gain]:
         ]
         found[name] = _crossed(name, folds[name], prices, predictors, give, masks)
     return _judged(found, exits, give, seed)
+
+
+def _prices(give: Served) -> list[float]:
+    """Return prices of the cost that cover what the oracle pays, and more, in equal ratios."""
+    slopes = oracle(give.costs, give.losses).diff(dim=0)
+    rates = -slopes[:, 1] / slopes[:, 0]
+    rates = rates[rates.isfinite()]
+    if not len(rates):  # the cheapest exit is the best for all
+        return [1.0]
+    low, high = rates.quantile(torch.tensor([0.05, 0.95], dtype=torch.double)).log()
+    return torch.linspace(float(low) - 2, float(high) + 1.5, PRICES, dtype=torch.double).exp().tolist()
 
 
 class _Crossed(NamedTuple):

@@ -297,6 +297,7 @@ def exits_by_block(
             for ponder in ponders:
                 own[ponder.name].add(half, index, ponder, calls[ponder.name][0].real)
     plain = sum(len(half.held) * half.held.plain for half in halves) / sum(len(half.held) for half in halves)
+    plain = max(plain, 1.0)  # where nothing is computed
     tails = _tails(halves[0])
     return [_of_block(name, halves, [own[name] for own in seen], plain, tails[name]) for name in seen[0]]
 
