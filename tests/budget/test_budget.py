@@ -100,15 +100,11 @@ def test_every_objective_is_that_of_its_function():
     assert torch.equal(budget.loss(nll.mean(), [ponder]), tp.map_loss(nll.mean(), ponder, 0.3))
     assert torch.equal(budget.loss(losses, ponder, "exact"), tp.exact_loss(losses, logits, 0.3))
     assert torch.equal(budget.loss(losses, ponder, "advantage"), tp.advantage_loss(losses, logits, 0.3))
-    assert torch.equal(
-        budget.loss(losses, ponder, "ponder"), tp.ponder_loss(losses, logits.squeeze(-1), 0.3)
-    )
+    assert torch.equal(budget.loss(losses, ponder, "ponder"), tp.ponder_loss(losses, logits.squeeze(-1), 0.3))
     _, ponder = block(u.repeat(2, 1), mode="discrete")
     both = torch.rand(10)
     baseline = tp.EMABaseline()
-    assert torch.equal(
-        budget.loss(both, ponder, "reinforce"), tp.reinforce_loss(both, ponder, 0.3, baseline)
-    )
+    assert torch.equal(budget.loss(both, ponder, "reinforce"), tp.reinforce_loss(both, ponder, 0.3, baseline))
     assert torch.equal(
         budget.loss(both.view(2, 5), ponder, "rloo"), tp.rloo_loss(both.view(2, 5), ponder, 0.3)
     )

@@ -183,14 +183,22 @@ def test_the_reason_of_a_dead_head_is_told(head, reason):
     assert found.heads[0].reason == reason
     assert found.heads[0].dead == bool(reason)
     share = float(torch.cat(bits(60))[:, EASY].mean())
-    assert found.heads[0].better == pytest.approx(share + (1 - share) / 2, abs=0.1)  # half of the guesses are right
+    assert found.heads[0].better == pytest.approx(
+        share + (1 - share) / 2, abs=0.1
+    )  # half of the guesses are right
 
 
 def test_a_head_is_dead_rightly_where_nothing_is_to_be_gained():
-    found = tp.diagnose(Plain([Chaos(i) for i in range(STEPS)]), noise(20))
+    net = Plain([Chaos(i) for i in range(STEPS)], lambda u: u[:, :1] * 0.1 - 9)
+    found = tp.diagnose(net, noise(20))
     assert [head.reason for head in found.heads] == ["advantage"] * 3
     assert [head.fires for head in found.heads] == [0, 0, 0]
-    assert "rightly" in found.verdict
+    assert found.verdict.endswith("Dead heads 1, 2, 3: rightly, there is nothing to gain.")
+
+
+def test_heads_that_have_not_begun_to_learn_are_not_called_dead_in_the_verdict():
+    found = tp.diagnose(Plain([Chaos(i) for i in range(STEPS)]), noise(20))
+    assert found.verdict.endswith("Heads are as they began: h is 0.00012 everywhere.")
 
 
 def test_a_head_that_halts_everything_is_dead_too():
@@ -210,14 +218,17 @@ def test_heads_are_asked_at_the_present_threshold_of_what_gets_there():
     share = float(torch.cat(batches)[:, EASY].mean())
     assert [head.fires for head in found.heads] == pytest.approx([share, 0, 0], abs=1e-6)
     assert found.heads[0].h == pytest.approx(
-        share * torch.tensor(-1.0).sigmoid().item() + (1 - share) * torch.tensor(-2.0).sigmoid().item(), abs=1e-5
+        share * torch.tensor(-1.0).sigmoid().item() + (1 - share) * torch.tensor(-2.0).sigmoid().item(),
+        abs=1e-5,
     )
 
 
 def test_losses_and_costs_of_exits_are_those_of_pinned_runs():
     torch.manual_seed(0)
     net = nn.Sequential(
-        nn.Linear(WIDTH, WIDTH), Plain([nn.Linear(WIDTH, WIDTH) for _ in range(3)], nn.Linear(WIDTH, 1)), nn.Tanh()
+        nn.Linear(WIDTH, WIDTH),
+        Plain([nn.Linear(WIDTH, WIDTH) for _ in range(3)], nn.Linear(WIDTH, 1)),
+        nn.Tanh(),
     )
     batches = noise(10, 2)
     found = tp.diagnose(net, batches, lambda output, x: (output - x).square().mean(1))
@@ -370,7 +381,9 @@ def test_padding_changes_nothing_but_is_left_out():
         mask = batch["attention_mask"].unsqueeze(2)
         return ((output.last_hidden_state * mask).sum(1) / mask.sum(1)).mean(1)
 
-    short = [{"input_ids": torch.randint(50, (6, 4)), "attention_mask": torch.ones(6, 4).long()} for _ in range(2)]
+    short = [
+        {"input_ids": torch.randint(50, (6, 4)), "attention_mask": torch.ones(6, 4).long()} for _ in range(2)
+    ]
     padded = [{name: nn.functional.pad(x, (0, 3)) for name, x in batch.items()} for batch in short]
     one, other = (tp.diagnose(net, each, pooled) for each in (short, padded))
     for a, b in zip(one.rows, other.rows, strict=True):
@@ -413,7 +426,12 @@ def test_the_network_is_left_as_it_was():
     [
         (nn.Linear(4, 4), noise(2), None, "expected a network with adaptive blocks, got Linear"),
         (Plain([Chaos(0), Chaos(1)]), noise(2, 1), None, "expected at least two batches"),
-        (Plain([Chaos(0), Chaos(1)]), noise(2), lambda output, x: output.mean(), "expected a loss of each of 2"),
+        (
+            Plain([Chaos(0), Chaos(1)]),
+            noise(2),
+            lambda output, x: output.mean(),
+            "expected a loss of each of 2",
+        ),
         (Plain([Chaos(0), Chaos(1)]), noise(2), lambda output, x: output[:, 0] / 0, "expected finite losses"),
     ],
 )

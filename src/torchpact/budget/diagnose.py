@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from torchpact.budget.diagnosis import BlockDiagnosis, BlockView, Diagnosis, ExitRow, verdict
+from torchpact.budget.diagnosis import EQUAL, BlockDiagnosis, BlockView, Diagnosis, ExitRow, verdict
 from torchpact.budget.executable import Served, gains, points, served
 from torchpact.budget.exit_losses import BlockExits, Loss, exits_by_block
 from torchpact.budget.frontier import cost_at, oracle
@@ -129,7 +129,7 @@ def _view(exits: BlockExits, give: Served, kind: str, ideal: Tensor, part: Block
         tuple((mean + 1.96 * error).tolist()),
         tuple(excess.amax(1).tolist()),
         tuple(give.fitted.tolist()),
-        cost_at(ideal, float(give.losses[-1].double().mean())),
+        cost_at(ideal, float(give.losses[-1].double().mean() + EQUAL * mean.max().clamp(min=0))),
         float(give.costs[-1].double().mean()),
         part.gains,
     )

@@ -10,7 +10,9 @@ from torchpact.budget.head_states import HeadState
 
 ENOUGH = 0.02
 """The share of the original's FLOPs that a criterion has to save, by the lower end of its interval."""
-_EQUAL = 0.01
+UNTRAINED = 1e-9
+"""Heads whose h varies no more than this over positions have not learned anything."""
+EQUAL = 0.01
 """An exit is as good as the last if it loses no more than this share of what the worst one loses."""
 
 
@@ -48,7 +50,7 @@ class BlockView(NamedTuple):
     """The largest excess over examples."""
     fitted: tuple[bool, ...]
     oracle: float
-    """What the oracle costs at the loss of the last exit."""
+    """What the oracle costs at the loss of the last exit, and a little more."""
     last: float
     """What the last exit costs."""
     gains: Sequence[Gain]
@@ -107,7 +109,14 @@ class Diagnosis:
             own = [head.block] if several else []
             numbers = [f"{head.h:.3f}", f"{head.spread:.3f}", f"{head.fires:.0%}", f"{head.slope:.4f}"]
             heads.append(
-                [*own, str(head.step), *numbers, f"{head.better:.0%}", f"{head.correlation:+.2f}", head.reason or "-"]
+                [
+                    *own,
+                    str(head.step),
+                    *numbers,
+                    f"{head.better:.0%}",
+                    f"{head.correlation:+.2f}",
+                    head.reason or "-",
+                ]
             )
         return "\n\n".join(_aligned(each) for each in (exits, gains, heads) if len(each) > 1)
 
@@ -144,17 +153,18 @@ def _of_block(view: BlockView, unit: str) -> str:
     if view.steps < 2:
         return f"There is one {view.kind}: nothing can halt."
     span = max(view.excess)
-    room = _EQUAL * max(span, 0.0)
+    room = EQUAL * max(span, 0.0)
     enough = next((i for i in range(view.steps - 1) if view.most[i] <= room), None)
     best = max(view.gains, key=lambda gain: gain.low)
     pays = best.low >= ENOUGH
     said = []
     if enough is not None:
         everywhere = view.everywhere[enough] <= room
-        of = f"({view.excess[enough]:+.2g}{unit} on average)" if not everywhere else "for all examples"
-        through = " through a fitted read-out" if view.fitted[enough] else ""
-        kind = view.kind.capitalize()
-        said.append(f"{kind} {enough + 1} of {view.steps} is as good as the last {of}{through}: use fewer {view.kind}s.")
+        of = "for all examples" if everywhere else f"({view.excess[enough]:+.2g}{unit} on average)"
+        nearly = "" if everywhere or view.excess[enough] <= 0 else "nearly "
+        through = ", through a fitted read-out" if view.fitted[enough] else ""
+        which = f"{view.kind.capitalize()} {enough + 1} of {view.steps} is {nearly}as good as the last"
+        said.append(f"{which} {of}{through}: use fewer {view.kind}s.")
     if pays:
         lost = _lost(best, unit)
         name = {"confidence": "A calibrated confidence exit", "linear": "A linear predictor on the state"}
@@ -171,9 +181,9 @@ def _of_block(view: BlockView, unit: str) -> str:
         f"({view.kind} {near + 1}{through})"
     )
     saved = view.last - view.oracle
-    if saved < ENOUGH:
+    if saved < ENOUGH and best.high < ENOUGH:
         return (
-            f"{begin}, and even an oracle saves {max(saved, 0):.1%} of the FLOPs at the loss of all {view.kind}s: "
+            f"{begin}, and even an oracle saves {max(saved, 0):.1%} of the FLOPs if next to nothing may be lost: "
             "halting cannot pay here without training the exits."
         )
     if best.high < ENOUGH:
@@ -198,19 +208,26 @@ def _lost(best: Gain, unit: str) -> str:
 
 
 _REASONS = {
-    "gradient": "halting is better for some examples, but h(1 − h) is so small that they hardly learn: train them by "
+    "gradient": "halting is better for some examples, but h(1 − h) is too small for their gradient: train by "
     "tp.advantage_loss",
-    "bound": "they order examples well, but never cross the threshold: tp.calibrate",
+    "bound": "h orders examples well, but never crosses the threshold: choose thresholds by tp.calibrate",
     "advantage": "rightly, there is nothing to gain",
-    "order": "they do not tell examples apart: let them see more, such as tp.criteria.Confidence, or train longer",
+    "order": "h does not order examples by what they gain: train longer, or let heads see more, such as "
+    "tp.criteria.Confidence",
 }
 
 
 def _of_heads(heads: Sequence[HeadState], several: bool) -> list[str]:
     """Return a sentence for each reason that heads are dead for."""
+    if heads and all(head.spread < UNTRAINED for head in heads):
+        return [f"Heads are as they began: h is {heads[0].h:.2g} everywhere."]
     said = []
     for reason, words in _REASONS.items():
-        names = [f"{head.block} {head.step}" if several else str(head.step) for head in heads if head.reason == reason]
+        names = [
+            f"{head.block} {head.step}" if several else str(head.step)
+            for head in heads
+            if head.reason == reason
+        ]
         if names:
             one = len(names) == 1
             said.append(f"Dead head{'' if one else 's'} {', '.join(names)}: {words}.")

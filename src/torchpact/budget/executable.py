@@ -229,7 +229,5 @@ def _judged(found: dict[str, _Crossed], exits: BlockExits, give: Served, seed: i
         above = torch.tensor([x[1] for x in own[1:]]) - means[1:, 2 * steps - 1].float()
         excess = above.quantile(torch.tensor([0.025, 0.975])).tolist()
         better = loss_at(frontiers[0], own[0][0]) - own[0][1]
-        results.append(
-            Gain(name, *own[0], saved[0], *ends, better, (excess[0], excess[1]), each.curve)
-        )
+        results.append(Gain(name, *own[0], saved[0], *ends, better, (excess[0], excess[1]), each.curve))
     return results

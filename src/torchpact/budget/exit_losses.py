@@ -154,6 +154,17 @@ class _Half:
         outcome = self.held.run(thresholds)
         return (outcome.costs * self.held.plain, *self.losses.taken())
 
+    def through(
+        self, block: HaltingModule, weights: Tensor, thresholds: Thresholds
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return losses and confidences of units through a read-out after a block."""
+        net, held = self.held.net, self.held
+        with evaluating(net), use_mode(net, "thresholded"), use_thresholds(net, thresholds):
+            with replaced(block, weights):
+                for given, item in zip(held.given, held.batches, strict=True):
+                    self.losses(given.call(net), item)
+        return self.losses.taken()
+
     def pinned(self, name: str, step: int) -> Thresholds:
         """Return thresholds by which one block halts after a step, and the others never."""
         bounds = {}
@@ -287,7 +298,9 @@ def exits_by_block(
     """
     given = list(batches)
     if len(given) < 2:
-        raise ValueError(f"expected at least two batches, to fit on one half and judge on the other, got {len(given)}")
+        raise ValueError(
+            f"expected at least two batches, to fit on one half and judge on the other, got {len(given)}"
+        )
     halves = [_Half(net, given[i::2], loss, logits, inputs) for i in (0, 1)]
     seen = [{name: _Seen(block.max_steps) for name, block in half.held.blocks.items()} for half in halves]
     for half, own in zip(halves, seen, strict=True):
@@ -313,10 +326,9 @@ def _of_block(name: str, halves: list[_Half], seen: list[_Seen], plain: float, t
             at = half.pinned(name, step)
             runs.append(half.run(at))
             if other is not None:
-                with replaced(block, other[step - 1]):
-                    own.append(half.run(at))
+                own.append(half.through(half.held.blocks[name], other[step - 1], at))
         runs.append(half.full)
-        own.append(half.full)
+        own.append(half.full[1:])
         flops = torch.stack([run[0] for run in runs]).double() / plain
         if half.by_position:
             flops = (flops * half.counts).sum(1, keepdim=True) / half.counts.sum()
@@ -324,10 +336,10 @@ def _of_block(name: str, halves: list[_Half], seen: list[_Seen], plain: float, t
         else:
             costs.append(flops)
         raw.append(torch.stack([run[1] for run in runs]))
-        fitted.append(torch.stack([run[1] for run in own]))
+        fitted.append(torch.stack([run[0] for run in own]))
         if half.full[2] is not None:
             sure.append(torch.stack([run[2] for run in runs if run[2] is not None]))
-            fitted_sure.append(torch.stack([run[2] for run in own if run[2] is not None]))
+            fitted_sure.append(torch.stack([run[1] for run in own if run[1] is not None]))
     examples = torch.cat([half.counts for half in halves])
     sizes = [int(half.counts.sum()) for half in halves]
     width = seen[0].width

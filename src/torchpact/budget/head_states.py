@@ -68,7 +68,9 @@ def head_states(exits: BlockExits, tau: float) -> list[HeadState]:
     for step, logits in enumerate(exits.logits):
         h = logits.double().sigmoid()
         arrived = int(there.sum())
-        share = float((fires[step] & there).sum()) / arrived if arrived else float(fires[step].double().mean())
+        share = (
+            float((fires[step] & there).sum()) / arrived if arrived else float(fires[step].double().mean())
+        )
         better = float((advantages[step] >= -noise).double().mean())
         slope = float((h * (1 - h)).mean())
         correlation = rank_correlation(exits.h[step], advantages[step])
@@ -83,7 +85,9 @@ def head_states(exits: BlockExits, tau: float) -> list[HeadState]:
                 reason = "gradient" if slope < _TINY else "order"
         spread = float(h.std(correction=0))
         found.append(
-            HeadState(exits.name, step + 1, float(h.mean()), spread, share, slope, better, correlation, reason)
+            HeadState(
+                exits.name, step + 1, float(h.mean()), spread, share, slope, better, correlation, reason
+            )
         )
         there &= ~fires[step]
     return found

@@ -55,12 +55,17 @@ def diagnose(
         ),
     ],
     per: Annotated[
-        str | None, typer.Option(help="What halts: token, example or pixel; as usual for the network, if none.")
+        str | None,
+        typer.Option(help="What halts: token, example or pixel; as usual for the network, if none."),
     ] = None,
     limit: Annotated[int, typer.Option(help="How many texts or images.", min=4)] = 256,
     length: Annotated[int, typer.Option(help="How many tokens of each text.", min=2)] = 64,
-    tau: Annotated[float, typer.Option(help="The price of a step, for the advantage of trained heads.")] = 0.0,
-    output: Annotated[Path, typer.Option("--output", "-o", help="Folder of what it writes.")] = Path("diagnosis"),
+    tau: Annotated[
+        float, typer.Option(help="The price of a step, for the advantage of trained heads.")
+    ] = 0.0,
+    output: Annotated[Path, typer.Option("--output", "-o", help="Folder of what it writes.")] = Path(
+        "diagnosis"
+    ),
     as_json: Annotated[bool, typer.Option("--json", help="Print all as JSON.")] = False,
 ) -> None:
     """Tell whether halting can pay for a network, before it is trained, and why heads are dead, after.
@@ -75,12 +80,21 @@ def diagnose(
     check_folder(output)
     if per not in (None, "token", "example", "pixel"):
         raise ValueError(f"expected --per token, example or pixel, got {per!r}")
-    task = _of_images(network, data, per, limit) if _is_image_network(network) else _of_texts(
-        network, data, per, limit, length
+    task = (
+        _of_images(network, data, per, limit)
+        if _is_image_network(network)
+        else _of_texts(network, data, per, limit, length)
     )
     found = tp.diagnose(task.net, task.batches, task.loss, logits=task.logits, tau=tau, unit=task.unit)
     record = json.loads(found.to_json())
-    settings = {"network": network, "data": data.name, "per": per, "limit": limit, "length": length, "tau": tau}
+    settings = {
+        "network": network,
+        "data": data.name,
+        "per": per,
+        "limit": limit,
+        "length": length,
+        "tau": tau,
+    }
     text = json.dumps({"settings": settings, **record}, indent=1, ensure_ascii=False)
     output.mkdir(parents=True, exist_ok=True)
     write_whole(output / "diagnosis.json", f"{text}\n".encode())
@@ -96,11 +110,13 @@ def _is_image_network(name: str) -> bool:
 def _of_texts(network: str, data: Path, per: str | None, limit: int, length: int) -> _Task:
     texts = read_texts(data, limit)
     net, tokenizer = NAMES[network]() if network in NAMES else _from_folder(Path(network))
-    batches = text_batches(texts, tokenizer, length, BATCH)
+    batches = text_batches(texts, tokenizer, length, max(1, min(BATCH, len(texts) // 4)))
     accepts = net.forward.__code__.co_varnames if hasattr(net.forward, "__code__") else ()
     if "token_type_ids" not in accepts:
         batches = [{k: x for k, x in batch.items() if k != "token_type_ids"} for batch in batches]
-    adaptive = any(isinstance(module, nn.Module) and name == "torchpact" for name, module in net.named_children())
+    adaptive = any(
+        isinstance(module, nn.Module) and name == "torchpact" for name, module in net.named_children()
+    )
     ada = net if adaptive else tp.adapt(net, per=per)  # type: ignore[arg-type]
     if net.config.architectures and re.search("CausalLM", net.config.architectures[0]):
         return _Task(ada, batches, next_token_loss, "nats", None)
@@ -113,11 +129,15 @@ def _of_texts(network: str, data: Path, per: str | None, limit: int, length: int
 
 def _from_folder(folder: Path) -> tuple[nn.Module, Any]:
     if not folder.is_dir():
-        raise DataError(f"{folder}: expected a folder, {', '.join(NAMES)}, or a name of the zoo; got none of them")
+        raise DataError(
+            f"{folder}: expected a folder, {', '.join(NAMES)}, or a name of the zoo; got none of them"
+        )
     try:
         import transformers
     except ImportError:
-        raise ValueError("expected the package transformers to be installed, for folders of its networks") from None
+        raise ValueError(
+            "expected the package transformers to be installed, for folders of its networks"
+        ) from None
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
         if (folder / "torchpact.json").is_file():
@@ -127,7 +147,9 @@ def _from_folder(folder: Path) -> tuple[nn.Module, Any]:
         kind = getattr(transformers, name, transformers.AutoModel)
         return kind.from_pretrained(folder).eval(), tokenizer
     except (OSError, ValueError, KeyError) as error:
-        raise DataError(f"{folder}: expected a network of Hugging Face with its tokenizer: {one_line(error)}") from None
+        raise DataError(
+            f"{folder}: expected a network of Hugging Face with its tokenizer: {one_line(error)}"
+        ) from None
 
 
 def _of_images(network: str, data: Path, per: str | None, limit: int) -> _Task:
@@ -137,14 +159,18 @@ def _of_images(network: str, data: Path, per: str | None, limit: int) -> _Task:
     if data == Path("sample"):
         pixels = load_test(data, torch.device("cpu")).images[:limit]
     elif data.is_dir():
-        paths = sorted(path for path in data.iterdir() if path.suffix.lower() in (".png", ".jpg", ".jpeg", ".bmp"))
+        paths = sorted(
+            path for path in data.iterdir() if path.suffix.lower() in (".png", ".jpg", ".jpeg", ".bmp")
+        )
         if not paths:
             raise DataError(f"{data}: expected a folder with images, got none")
         pixels = torch.stack([read_picture(path, net.config.image_size) for path in paths[:limit]])
     else:
         raise DataError(f"{data}: expected a folder of images, or 'sample'")
     ada = net if net.config.adaptive else tp.adapt(net, per=per)  # type: ignore[arg-type]
-    return _Task(ada, [*standardize(pixels).split(4 * BATCH)], None, None, True)
+    return _Task(
+        ada, [*standardize(pixels).split(max(1, min(4 * BATCH, len(pixels) // 4)))], None, None, True
+    )
 
 
 def next_token_loss(output: Any, batch: dict[str, Tensor]) -> Tensor:
@@ -160,7 +186,9 @@ def next_token_loss(output: Any, batch: dict[str, Tensor]) -> Tensor:
     return torch.where((mask[:, 1:] * mask[:, :-1]) > 0, loss, torch.nan)
 
 
-def cosine_loss(net: nn.Module, batches: list[dict[str, Tensor]]) -> Callable[[Any, dict[str, Tensor]], Tensor]:
+def cosine_loss(
+    net: nn.Module, batches: list[dict[str, Tensor]]
+) -> Callable[[Any, dict[str, Tensor]], Tensor]:
     """Return one minus the cosine of the mean last state with that of the network as it now is.
 
     Args:
@@ -176,4 +204,3 @@ def cosine_loss(net: nn.Module, batches: list[dict[str, Tensor]]) -> Callable[[A
     with torch.no_grad(), tp.use_mode(net, "thresholded"), tp.use_thresholds(net, tp.Thresholds("never")):
         full = {id(batch): mean(net(**batch), batch) for batch in batches}
     return lambda output, batch: 1 - torch.cosine_similarity(mean(output, batch), full[id(batch)])
-

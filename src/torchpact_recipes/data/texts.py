@@ -29,7 +29,9 @@ def read_texts(path: Path, limit: int | None = None) -> list[str]:
     if not path.is_file():
         raise DataError(f"{path}: {'expected a file, got a folder' if path.is_dir() else 'no such file'}")
     if path.suffix not in KINDS:
-        raise DataError(f"{path}: expected a file of texts, {' or '.join(KINDS)}, got {path.suffix or 'another'}")
+        raise DataError(
+            f"{path}: expected a file of texts, {' or '.join(KINDS)}, got {path.suffix or 'another'}"
+        )
     found: list[str] = []
     try:
         with path.open(encoding="utf-8") as stream:

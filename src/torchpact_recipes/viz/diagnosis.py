@@ -32,10 +32,18 @@ def show_diagnosis(found: Diagnosis, title: str = "") -> "Iterator[Figure]":
             ax.plot(costs, [row.loss for row in rows], "o--", color="#999999", label="exits, own read-out")
             fitted = [(100 * row.cost, row.readout) for row in rows[:-1] if row.readout is not None]
             if fitted:
-                ax.plot(*zip(*fitted, strict=True), "s", color="#333333", label="exits, fitted read-out", mfc="none")
+                ax.plot(
+                    *zip(*fitted, strict=True),
+                    "s",
+                    color="#333333",
+                    label="exits, fitted read-out",
+                    mfc="none",
+                )
             ax.plot(*_percent(block.fixed), color="#333333", lw=1, label="mixtures of fixed exits")
             for gain in block.gains:
-                ax.plot(*_percent(gain.curve), ".-", color=_COLOURS[gain.criterion], label=_LABELS[gain.criterion])
+                ax.plot(
+                    *_percent(gain.curve), ".-", color=_COLOURS[gain.criterion], label=_LABELS[gain.criterion]
+                )
             ax.plot(*_percent(block.oracle), ":", color="#55a868", label="oracle, in hindsight")
             ax.set_xlabel("FLOPs, % of the original")
             ax.set_ylabel(f"loss ({found.unit})" if found.unit else "loss")
