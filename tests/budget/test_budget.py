@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 import torchpact as tp
-from torchpact.core.exits import exit_thresholds
 from tests.budget.networks import Classifier, Tokens, curves, free_block, optimal_share, with_random_heads
+from torchpact.core.exits import exit_thresholds
 
 
 def trained(objective, target, bias, updates=450, start=0.01, losses=None):
@@ -24,11 +24,11 @@ def trained(objective, target, bias, updates=450, start=0.01, losses=None):
     for _ in range(updates):
         if objective == "relaxed":
             # the output is the weighted sum of states: a mixture of one-hots weighs losses
-            output, ponder = block(u)
+            _, ponder = block(u)
             weights = mixture(ponder.probs.squeeze(-1))
             loss = budget.loss((weights * losses).sum(0), ponder)
         else:
-            output, ponder = block(u, exits=True)
+            _, ponder = block(u, exits=True)
             loss = budget.loss(losses, ponder, objective=objective)
         optimizer.zero_grad()
         loss.backward()
@@ -57,7 +57,7 @@ def test_training_meets_a_budget_from_every_bias(objective, bias, target):
         assert low - 0.05 <= target <= high + 0.05
 
 
-@pytest.mark.parametrize("start", [1e-6, 10.0])
+@pytest.mark.parametrize("start", [1e-4, 1.0])
 def test_a_budget_is_met_from_above_and_from_below(start):
     _, share = trained("exact", 0.5, -3, updates=1300, start=start)
     assert abs(share - 0.5) < 0.05
@@ -66,7 +66,7 @@ def test_a_budget_is_met_from_above_and_from_below(start):
 def test_a_price_does_not_wind_up_while_heads_do_not_move():
     budget = tp.Budget(flops=0.5, ceiling=1.0)
     _, block = free_block(curves(), -8)
-    for _ in range(3000):
+    for _ in range(600):
         budget.loss(curves(), block(torch.zeros(64, 1), exits=True)[1], objective="exact")
         budget.step()
     assert budget.tau == 1.0
@@ -123,7 +123,8 @@ def test_prices_of_blocks_are_relative_to_their_mean():
     loss = budget.loss(nll, ponders)
     assert torch.allclose(loss, tp.map_loss(nll, ponders, [0.2 * 0.5, 0.2 * 1.5]))
     budget.step()
-    expected = (ponders[0].expected_steps.mean() + 3 * ponders[1].expected_steps.mean()) / (4 + 3 * 2)
+    steps = [each.expected_steps.detach().mean() for each in ponders]
+    expected = (steps[0] + 3 * steps[1]) / (4 + 3 * 2)
     assert math.isclose(budget.log["relaxed"], float(expected), rel_tol=1e-5)
 
 
@@ -134,7 +135,7 @@ def test_the_log_has_the_relaxed_the_sampled_and_the_thresholded_share():
         [nn.Identity(), Wait(), Wait()], [lambda u, i=i: logits[i].unsqueeze(1) for i in range(2)]
     )
     u = torch.zeros(3, 1, requires_grad=True)
-    output, ponder = block(u, mode="discrete")
+    _, ponder = block(u, mode="discrete")
     budget.loss(torch.zeros(3) + u.sum(), ponder)
     budget.step()
     h = logits.sigmoid()
@@ -162,9 +163,11 @@ def test_prices_that_were_measured_give_the_share_that_count_flops_gives():
         # 2·8·8 each for the first layer and a step, 2·8 for a head, 2·8·3 for the last layer
         by_hand = (128 + 128 * step + 16 * min(step, 3) + 48) / (128 + 4 * 128 + 48)
         prices = budget.prices
+        assert prices is not None
         assert math.isclose(share, by_hand, rel_tol=1e-6)
         assert math.isclose(prices.fixed + prices.blocks["block"].by_exit[step - 1], by_hand, rel_tol=1e-6)
-    assert math.isclose(budget.prices.least, (128 + 128 + 16 + 48) / 688, rel_tol=1e-6)
+    assert prices is not None
+    assert math.isclose(prices.least, (128 + 128 + 16 + 48) / 688, rel_tol=1e-6)
 
 
 def test_keys_and_values_are_charged_while_any_token_of_the_example_is_active():
@@ -177,8 +180,7 @@ def test_keys_and_values_are_charged_while_any_token_of_the_example_is_active():
             ada(x)  # with gradients: all probabilities
     budget.loss(torch.zeros(4) + next(ada.parameters()).sum() * 0, ponders)
     budget.step()
-    # but for products of queries and keys, the share of hard decisions is that of the counter
-    assert abs(budget.log["sampled"] - exact) < 0.01
+    assert abs(budget.log["sampled"] - exact) < 0.002
     assert budget.log["sampled"] < 0.97
 
 
@@ -188,22 +190,25 @@ def test_a_budget_for_each_block_has_a_price_for_each():
     x = torch.randn(8, 7, 16)
     budget = tp.Budget(flops={"first.layers": 0.5, "second.layers": 0.8}, start=0.02).bind(ada, x)
     optimizer = torch.optim.Adam(ada.torchpact.parameters(), lr=0.05)
+    with torch.no_grad(), tp.use_mode(ada, "thresholded"), tp.use_thresholds(ada, tp.Thresholds("never")):
+        full = ada(x)
     for _ in range(150):
         with tp.collect(ada) as ponders:
             output = ada(x)
-        loss = budget.loss(0.01 * output.square().mean((1, 2)), ponders)
+        loss = budget.loss((output - full).square().mean((1, 2)), ponders)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
         budget.step()
     assert abs(budget.log["first.layers/relaxed"] - 0.5) < 0.1
     assert abs(budget.log["second.layers/relaxed"] - 0.8) < 0.1
-    assert set(budget.tau) == {"first.layers", "second.layers"}
+    assert set(budget.taus) == {"first.layers", "second.layers"}
 
 
 def test_training_goes_on_from_a_state_as_if_it_had_not_stopped():
     def run(budget, seeds):
         for seed in seeds:
+            torch.manual_seed(seed)
             _, block = free_block(curves(seed=seed), -3 + seed)
             budget.loss(curves(), block(torch.zeros(64, 1), exits=True)[1], objective="exact")
             budget.step()
@@ -240,8 +245,32 @@ def test_nan_is_refused_and_nothing_is_lost():
         budget.loss(losses.mean(), broken(torch.zeros(64, 1))[1])
     other = tp.Budget(flops=0.4)
     other.loss(losses, ponder, objective="exact")
-    budget.step(), other.step()
+    budget.step()
+    other.step()
     assert budget.state_dict() == other.state_dict()
+
+
+def test_the_mean_over_all_processes_counts(monkeypatch):
+    losses, u = curves(), torch.zeros(64, 1)
+    ponders = [free_block(losses, bias)[1](u, exits=True)[1] for bias in (-3, 1)]
+    alone, sums = tp.Budget(flops=0.4), []
+    for ponder in ponders:
+        alone.loss(losses, ponder, objective="exact")
+    alone.step()
+
+    def gather(own):  # the first process is seen by the second
+        sums.append(own.clone())
+        own += sums[0] if len(sums) > 1 else 0
+
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_backend", lambda: "gloo")
+    monkeypatch.setattr(torch.distributed, "all_reduce", gather)
+    for ponder in ponders:
+        budget = tp.Budget(flops=0.4)
+        budget.loss(losses, ponder, objective="exact")
+        budget.step()
+    assert budget.log["relaxed"] == pytest.approx(alone.log["relaxed"])
+    assert budget.tau == pytest.approx(alone.tau)
 
 
 def test_an_empty_batch_moves_nothing_and_says_so():
@@ -249,7 +278,7 @@ def test_an_empty_batch_moves_nothing_and_says_so():
     block = tp.AdaptiveBlock(nn.Linear(8, 8), nn.Linear(8, 1), max_steps=4)
     loss = budget.loss(torch.zeros(0), block(torch.zeros(0, 8))[1])
     loss.backward()
-    assert float(loss) == 0
+    assert float(loss.detach()) == 0
     with pytest.warns(UserWarning, match="expected a loss of at least one example"):
         budget.step()
     assert budget.tau == 0.01
@@ -262,7 +291,7 @@ def test_an_empty_batch_moves_nothing_and_says_so():
         ({"flops": 1.2}, r"expected flops in \(0, 1\], got 1.2"),
         ({"flops": {"block": 2.0}}, r"expected the budget of 'block' in \(0, 1\], got 2"),
         ({"ms": -1.0, "example": 1}, r"expected ms in \(0, inf\), got -1"),
-        ({"flops": 0.5, "start": 0.0}, r"expected start in \[1e-06, 10\], got 0"),
+        ({"flops": 0.5, "start": 0.0}, r"expected start in \[0.0001, 10\], got 0"),
     ],
 )
 def test_numbers_out_of_range_are_refused(options, message):

@@ -144,7 +144,11 @@ def test_what_is_solved_at_the_first_exit_and_seen_in_its_confidence_is_gained()
 
 def test_what_is_seen_in_the_state_alone_is_gained_by_a_linear_predictor_alone():
     batches = bits(400)
-    found = tp.diagnose(Answers([guessed_unless_easy, stay, stay, right]), batches, wrong)
+
+    def error(output, x):  # which read-outs cannot lower by being less sure
+        return (output["logits"][:, 0] * x[:, P] * x[:, Q] < 0).float()
+
+    found = tp.diagnose(Answers([guessed_unless_easy, stay, stay, right]), batches, error)
     share = float(torch.cat(batches)[:, EASY].mean())
     assert gain_of(found, "linear").saved == pytest.approx(0.75 * share, abs=0.06)
     assert gain_of(found, "confidence").low < 0.02

