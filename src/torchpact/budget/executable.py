@@ -13,6 +13,8 @@ from torchpact.budget.ridge import Predictor
 from torchpact.budget.search import Record, bounds_at_price
 
 PRICES = 16
+NEAR = 0.05
+"""The share of what the cheapest exit loses that a point may lose to be chosen."""
 RESAMPLES = 1000
 
 Points = tuple[tuple[float, float], ...]
@@ -25,7 +27,7 @@ class Gain:
     criterion: str
     """"confidence" of the exit's output, or a "linear" predictor of the advantage of halting."""
     cost: float
-    """Of the point of the largest gain on the other half of the examples."""
+    """Of the point that saved most on the other half of the examples, among those that lost next to nothing."""
     loss: float
     saved: float
     """Cost saved, as a share of the original's FLOPs, at equal loss."""
@@ -118,7 +120,8 @@ def _linear(fit: _Fold, judge: _Fold, price: float, predictors: Sequence[Predict
 def gains(exits: BlockExits, seed: int = 0) -> list[Gain]:
     """Return what each criterion gains, cross-fitted: on each half the thresholds or weights of the other.
 
-    The point of the largest gain is chosen on the half that a criterion is fitted on.
+    On the half that it is fitted on, the point is chosen that saves most, among those that lose little against
+    the best exit: a saving where most of the quality is gone is of no use. Without any it is that exit for all.
 
     Args:
         exits: What exits give.
@@ -181,8 +184,11 @@ def _crossed(
     totals = torch.zeros(len(prices), 2, dtype=torch.double)
     for number, (fit, judge) in enumerate((folds, folds[::-1])):
         own, other = masks[number], masks[1 - number]
-        fixed = points(give.costs[:, own].double().mean(1), fit.losses.mean(1))
-        best: tuple[float, Tensor] | None = None
+        means = give.costs[:, own].double().mean(1), fit.losses.mean(1)
+        fixed, least = points(*means), hull(*means)[-1]
+        # to begin with, all take the exit of the least loss, at its cost without criteria
+        best, chosen = 0.0, None
+        allowed = float(means[1][least] + NEAR * (means[1][0] - means[1][least]))
         for index, price in enumerate(prices):
             choice = (
                 _confident(fit, judge, price)
@@ -192,14 +198,16 @@ def _crossed(
             at = choice.fitted.unsqueeze(0)
             spent, lost = float(fit.costs.gather(0, at).mean()), float(fit.losses.gather(0, at).mean())
             saved = cost_at(fixed, lost) - spent
-            if best is None or saved > best[0]:
-                best = saved, choice.judged
+            if saved > best and lost <= allowed:
+                best, chosen = saved, choice.judged
             at = choice.judged.unsqueeze(0)
             totals[index, 0] += judge.costs.gather(0, at).sum()
             totals[index, 1] += judge.losses.gather(0, at).sum()
-        assert best is not None
-        cost[other] = judge.costs.gather(0, best[1].unsqueeze(0))[0]
-        loss[other] = judge.losses.gather(0, best[1].unsqueeze(0))[0]
+        if chosen is None:
+            cost[other], loss[other] = give.costs[least, other].double(), judge.losses[least]
+        else:
+            cost[other] = judge.costs.gather(0, chosen.unsqueeze(0))[0]
+            loss[other] = judge.losses.gather(0, chosen.unsqueeze(0))[0]
     curve = tuple((float(c), float(x)) for c, x in totals / len(cost))
     return _Crossed(cost, loss, tuple(sorted(set(curve))))
 
@@ -225,9 +233,10 @@ def _judged(found: dict[str, _Crossed], exits: BlockExits, give: Served, seed: i
     for index, (name, each) in enumerate(found.items()):
         own = means[:, 2 * steps + 2 * index : 2 * steps + 2 * index + 2].tolist()
         saved = [cost_at(line, loss) - cost for line, (cost, loss) in zip(frontiers, own, strict=True)]
-        ends = torch.tensor(saved[1:]).quantile(torch.tensor([level / 2, 1 - level / 2])).tolist()
+        low, high = torch.tensor(saved[1:]).quantile(torch.tensor([level / 2, 1 - level / 2])).tolist()
         above = torch.tensor([x[1] for x in own[1:]]) - means[1:, 2 * steps - 1].float()
-        excess = above.quantile(torch.tensor([0.025, 0.975])).tolist()
-        better = loss_at(frontiers[0], own[0][0]) - own[0][1]
-        results.append(Gain(name, *own[0], saved[0], *ends, better, (excess[0], excess[1]), each.curve))
+        least, most = above.quantile(torch.tensor([0.025, 0.975])).tolist()
+        cost, loss = own[0]
+        better = loss_at(frontiers[0], cost) - loss
+        results.append(Gain(name, cost, loss, saved[0], low, high, better, (least, most), each.curve))
     return results

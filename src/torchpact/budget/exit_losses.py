@@ -64,7 +64,7 @@ class BlockExits:
 
 
 class _Item(NamedTuple):
-    index: int
+    number: int
     batch: Any
 
 
@@ -93,7 +93,7 @@ class _Losses:
         found = found.float().cpu()
         if self.full:
             self.real.append(~found.isnan() if found.dim() > 1 else torch.ones(len(found), dtype=torch.bool))
-        real = self.real[item.index]
+        real = self.real[item.number]
         if not found[real].isfinite().all():
             raise ValueError("expected finite losses, got some that are not")
         self.losses.append(found[real])
@@ -101,7 +101,7 @@ class _Losses:
             p = main.float().log_softmax(-1).amax(-1).exp().cpu()
             if found.dim() == 1:
                 assert self.held is not None
-                weights = self.held.weights[item.index]
+                weights = self.held.weights[item.number]
                 same = p.dim() > 1 and weights is not None and weights.shape[:2] == p.shape[:2]
                 rows = weights.reshape(weights.shape[:2]).cpu() if same and weights is not None else None
                 p = mean_over_positions(p, rows)
@@ -124,7 +124,7 @@ class _Losses:
                     "with: pass loss="
                 )
         assert self.held is not None
-        return -similarity(main, self.fulls[item.index], self.held.weights[item.index])
+        return -similarity(main, self.fulls[item.number], self.held.weights[item.number])
 
     def taken(self) -> tuple[Tensor, Tensor | None]:
         """Return losses and confidences of units since the last time."""

@@ -73,7 +73,9 @@ def head_states(exits: BlockExits, tau: float) -> list[HeadState]:
         )
         better = float((advantages[step] >= -noise).double().mean())
         slope = float((h * (1 - h)).mean())
-        correlation = rank_correlation(exits.h[step], advantages[step])
+        # without differences by the order of additions
+        order = (1e4 * exits.h[step].double().logit()).round()
+        correlation = rank_correlation(order, advantages[step])
         reason = ""
         if share <= DEAD or share >= 1 - DEAD:
             wanted = better if share <= DEAD else 1 - better

@@ -32,7 +32,7 @@ BATCH = 16
 class _Task(NamedTuple):
     """A network, what it is called with, and how its loss is measured."""
 
-    net: nn.Module
+    net: Any
     batches: list[Any]
     loss: Callable[[Any, Any], Tensor] | None
     unit: str | None
@@ -127,7 +127,7 @@ def _of_texts(network: str, data: Path, per: str | None, limit: int, length: int
     return _Task(ada, batches, cosine_loss(ada, batches), "of the cosine", None)
 
 
-def _from_folder(folder: Path) -> tuple[nn.Module, Any]:
+def _from_folder(folder: Path) -> tuple[Any, Any]:
     if not folder.is_dir():
         raise DataError(
             f"{folder}: expected a folder, {', '.join(NAMES)}, or a name of the zoo; got none of them"
@@ -138,6 +138,7 @@ def _from_folder(folder: Path) -> tuple[nn.Module, Any]:
         raise ValueError(
             "expected the package transformers to be installed, for folders of its networks"
         ) from None
+    transformers.utils.logging.disable_progress_bar()
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
         if (folder / "torchpact.json").is_file():
@@ -186,9 +187,7 @@ def next_token_loss(output: Any, batch: dict[str, Tensor]) -> Tensor:
     return torch.where((mask[:, 1:] * mask[:, :-1]) > 0, loss, torch.nan)
 
 
-def cosine_loss(
-    net: nn.Module, batches: list[dict[str, Tensor]]
-) -> Callable[[Any, dict[str, Tensor]], Tensor]:
+def cosine_loss(net: Any, batches: list[dict[str, Tensor]]) -> Callable[[Any, dict[str, Tensor]], Tensor]:
     """Return one minus the cosine of the mean last state with that of the network as it now is.
 
     Args:
@@ -199,7 +198,8 @@ def cosine_loss(
 
     def mean(output: Any, batch: dict[str, Tensor]) -> Tensor:
         mask = batch["attention_mask"].unsqueeze(2)
-        return (output.last_hidden_state * mask).sum(1) / mask.sum(1)
+        found: Tensor = (output.last_hidden_state * mask).sum(1) / mask.sum(1)
+        return found
 
     with torch.no_grad(), tp.use_mode(net, "thresholded"), tp.use_thresholds(net, tp.Thresholds("never")):
         full = {id(batch): mean(net(**batch), batch) for batch in batches}

@@ -48,7 +48,9 @@ def show_diagnosis(found: Diagnosis, title: str = "") -> "Iterator[Figure]":
             ax.set_xlabel("FLOPs, % of the original")
             ax.set_ylabel(f"loss ({found.unit})" if found.unit else "loss")
             left, right = min(costs), max(costs)
-            ax.set_xlim(left - 0.05 * (right - left), right + 0.15 * (right - left))  # criteria may cost much more
+            ax.set_xlim(
+                left - 0.05 * (right - left), right + 0.15 * (right - left)
+            )  # criteria may cost much more
             if panels > 1:
                 ax.set_title(block.block)
             shown = [min(row.loss, row.readout if row.readout is not None else row.loss) for row in rows]
