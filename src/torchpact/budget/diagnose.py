@@ -38,8 +38,8 @@ def diagnose(
     share of examples it is better than every later exit. Then what can be *executed*: thresholds on the
     confidence of the exit's output (where there are class logits; its cost includes the evaluation of the
     read-out at every exit before), and a linear predictor, on the mean state, of the advantage of halting.
-    Both are fitted on one half, judged on the other, and compared with the best mixture of fixed exits, chosen
-    in hindsight. The oracle, which chooses each example's exit in hindsight, is shown, and is no yardstick.
+    Both are fitted on one half, judged on the other, and compared with the best mixture of fixed exits, which
+    is chosen in hindsight. The oracle, which chooses each example's exit in hindsight, is shown, and is no yardstick.
 
     After training, for each head: h, what it halts at its present threshold, h(1 − h), how h ranks examples,
     and if it is dead, for which reason: see :class:`~torchpact.budget.HeadState`.
@@ -50,7 +50,8 @@ def diagnose(
             or the only argument. A few hundred examples.
         loss: A function of output and batch that returns a number for each example, (batch,), lower is
             better; or for each of its positions, (batch, length), NaN where there is none, as for the next
-            token: then positions exit, as if those of others did not matter, and the bootstrap draws examples.
+            token: then positions exit, as if the exits of others did not matter, and the bootstrap draws
+            examples.
             By default the difference to the output of the network without halting (the KL divergence of
             ``logits``, else the relative squared distance).
         inputs: Takes what the network is called with out of a batch, as where a batch has labels besides.

@@ -169,32 +169,32 @@ def _of_block(view: BlockView, unit: str) -> str:
         lost = _lost(best, unit)
         name = {"confidence": "A calibrated confidence exit", "linear": "A linear predictor on the state"}
         said.append(
-            f"{name[best.criterion]} saves {best.saved:.0%} of the FLOPs (95 %: {best.low:.0%} to {best.high:.0%}) "
-            f"against the best mixture of fixed {view.kind}s at equal loss: it costs {best.cost:.0%}, {lost}."
+            f"{name[best.criterion]} saves {best.saved:.0%} of the FLOPs "
+            f"(95 %: {best.low:.0%} to {best.high:.0%}) against the best mixture of fixed {view.kind}s at equal loss: it costs {best.cost:.0%}, {lost}."
         )
     if said:
         return " ".join(said)
     near = min(range(view.steps - 1), key=lambda i: view.excess[i])
     through = ", even through a fitted read-out" if view.fitted[near] else ""
     begin = (
-        f"Every exit before the last of {view.steps} {view.kind}s loses at least {view.excess[near]:.2g}{unit} "
-        f"({view.kind} {near + 1}{through})"
+        f"Every exit before the last of {view.steps} {view.kind}s loses at least "
+        f"{view.excess[near]:.2g}{unit} ({view.kind} {near + 1}{through})"
     )
     saved = view.last - view.oracle
     if saved < ENOUGH and best.high < ENOUGH:
         return (
-            f"{begin}, and even an oracle saves {max(saved, 0):.1%} of the FLOPs if next to nothing may be lost: "
-            "halting cannot pay here without training the exits."
+            f"{begin}, and even an oracle saves {max(saved, 0):.1%} of the FLOPs "
+            "if next to nothing may be lost: halting cannot pay here without training the exits."
         )
     if best.high < ENOUGH:
         return (
-            f"{begin}, and no criterion saves more than {max(best.high, 0):.1%} of the FLOPs over fixed {view.kind}s: "
-            f"halting cannot pay here without training the exits (an oracle would save {saved:.0%})."
+            f"{begin}, and no criterion saves more than {max(best.high, 0):.1%} of the FLOPs "
+            f"over fixed {view.kind}s: halting cannot pay here without training the exits (an oracle would save {saved:.0%})."
         )
     return (
         f"{begin}; no criterion is seen to save {ENOUGH:.0%} of the FLOPs over fixed {view.kind}s (the best, "
-        f"{best.criterion}: {best.low:+.0%} to {best.high:+.0%}), where an oracle would save {saved:.0%}: train the "
-        "exits, or ask again with more examples."
+        f"{best.criterion}: {best.low:+.0%} to {best.high:+.0%}), where an oracle would save {saved:.0%}: "
+        "train the exits, or ask again with more examples."
     )
 
 

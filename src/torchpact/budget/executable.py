@@ -27,7 +27,7 @@ class Gain:
     criterion: str
     """"confidence" of the exit's output, or a "linear" predictor of the advantage of halting."""
     cost: float
-    """Of the point that saved most on the other half of the examples, among those that lost next to nothing."""
+    """Of the point that saved most on the other half of the examples, of those that lost next to nothing."""
     loss: float
     saved: float
     """Cost saved, as a share of the original's FLOPs, at equal loss."""
@@ -53,7 +53,7 @@ class Served(NamedTuple):
 
 
 def served(exits: BlockExits) -> Served:
-    """Return each exit through the fitted read-out where that is better, by a mean that is more than noise."""
+    """Return each exit through the fitted read-out where its mean is better by more than noise."""
     if exits.readout is None:
         return Served(exits.costs, exits.raw, exits.raw_sure, torch.zeros(exits.steps, dtype=torch.bool))
     raw = exits.raw.double().mean(1)
@@ -68,7 +68,7 @@ def served(exits: BlockExits) -> Served:
 
 
 def evaluations(exits: BlockExits, fitted: Tensor) -> Tensor:
-    """Return what a criterion on outputs costs besides at each exit: the read-outs of those before it, (L, 1)."""
+    """Return what a criterion on outputs costs besides at each exit: read-outs of those before, (L, 1)."""
     each = exits.tail + fitted.double() * exits.readout_cost
     before = torch.cat([torch.zeros(1, dtype=torch.double), each[:-1].cumsum(0)])
     return before.unsqueeze(1)
@@ -120,8 +120,9 @@ def _linear(fit: _Fold, judge: _Fold, price: float, predictors: Sequence[Predict
 def gains(exits: BlockExits, seed: int = 0) -> list[Gain]:
     """Return what each criterion gains, cross-fitted: on each half the thresholds or weights of the other.
 
-    On the half that it is fitted on, the point is chosen that saves most, among those that lose little against
-    the best exit: a saving where most of the quality is gone is of no use. Without any it is that exit for all.
+    On the half that it is fitted on, the point is chosen that saves most, among those that lose little
+    against the best exit: a saving where most of the quality is gone is of no use. Without any it is that
+    exit for all.
 
     Args:
         exits: What exits give.

@@ -120,8 +120,8 @@ class _Losses:
             self.fulls.append(main)
             if sum(main_tensor(each)[0].numel() for each in self.fulls) > _KEPT:
                 raise ValueError(
-                    f"expected a loss for outputs of shape {tuple(tensor.shape)}, too many to keep and compare "
-                    "with: pass loss="
+                    f"expected a loss for outputs of shape {tuple(tensor.shape)}, too many to keep and "
+                    "compare with: pass loss="
                 )
         assert self.held is not None
         return -similarity(main, self.fulls[item.number], self.held.weights[item.number])
@@ -159,10 +159,10 @@ class _Half:
     ) -> tuple[Tensor, Tensor | None]:
         """Return losses and confidences of units through a read-out after a block."""
         net, held = self.held.net, self.held
-        with evaluating(net), use_mode(net, "thresholded"), use_thresholds(net, thresholds):
-            with replaced(block, weights):
-                for given, item in zip(held.given, held.batches, strict=True):
-                    self.losses(given.call(net), item)
+        thresholded = use_mode(net, "thresholded"), use_thresholds(net, thresholds)
+        with evaluating(net), thresholded[0], thresholded[1], replaced(block, weights):
+            for given, item in zip(held.given, held.batches, strict=True):
+                self.losses(given.call(net), item)
         return self.losses.taken()
 
     def pinned(self, name: str, step: int) -> Thresholds:

@@ -1,5 +1,7 @@
 """Costs against losses: the convex frontier of fixed exits, and that of an oracle that sees every loss."""
 
+from itertools import pairwise
+
 import torch
 from torch import Tensor
 
@@ -90,7 +92,7 @@ def _between(pairs: list[list[float]], x: float) -> float:
     """Return y at x between points (x, y) whose x rises."""
     if x <= pairs[0][0]:
         return pairs[0][1]
-    for (left, low), (right, high) in zip(pairs, pairs[1:], strict=False):
+    for (left, low), (right, high) in pairwise(pairs):
         if x <= right:
             return low + (high - low) * (x - left) / (right - left)
     return pairs[-1][1]

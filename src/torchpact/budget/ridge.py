@@ -36,7 +36,7 @@ def gram(x: Tensor, y: Tensor) -> Gram:
 
 
 def solved(sums: Gram, strength: float) -> Tensor:
-    """Return the weights W that minimise ‖[x, 1] W − y‖² + strength · mean(x²) · n · ‖W without its last row‖².
+    """Return the W that minimises ‖[x, 1] W − y‖² + strength · Σx² / d · ‖W without its last row‖².
 
     Args:
         sums: Of the rows.
@@ -55,7 +55,7 @@ def solved(sums: Gram, strength: float) -> Tensor:
 
 
 def chosen(one: Gram, other: Gram) -> Tensor:
-    """Return weights fitted on all rows, at the strength that is best on the second part if fitted on the first.
+    """Return weights fitted on all rows, at the strength that is best for the second part, fitted on the first.
 
     Args:
         one: Sums of a part of the rows.

@@ -44,14 +44,14 @@ def diagnose(
         str,
         typer.Argument(
             metavar="NETWORK",
-            help=f"A folder of Hugging Face or of tp.save_pretrained, one of {', '.join(NAMES)}, or a network "
-            "of the zoo.",
+            help=f"A folder of Hugging Face or of tp.save_pretrained, one of {', '.join(NAMES)}, or a "
+            "network of the zoo.",
         ),
     ],
     data: Annotated[
         Path,
         typer.Option(
-            help="Texts, as .txt (one a line) or .jsonl ('text' in each line); a folder of images, or 'sample'."
+            help="Texts, as .txt (one a line) or .jsonl ('text' in each); a folder of images, or 'sample'."
         ),
     ],
     per: Annotated[
@@ -72,8 +72,8 @@ def diagnose(
 
     Measures what every exit costs and loses, with the network's own read-out and with a fitted one, and what
     thresholds on confidence or on a linear predictor save over fixed exits, on examples that they were not
-    fitted on. Decoders are measured by the next token, encoders of sentences by the cosine of their mean state
-    with that of the whole network, classifiers by the KL divergence. Writes diagnosis.json and diagnosis.png.
+    fitted on. Decoders are measured by the next token, encoders of sentences by the cosine of their mean
+    state with that of the whole network, classifiers by the KL divergence. Writes diagnosis.json and diagnosis.png.
 
     [dim]Example: torchpact diagnose minilm --data texts.txt[/dim]
     """

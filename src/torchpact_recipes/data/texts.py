@@ -13,7 +13,7 @@ KINDS = (".txt", ".jsonl")
 
 
 def read_texts(path: Path, limit: int | None = None) -> list[str]:
-    """Return the texts of a file: lines of ``.txt``, the values of "text" in ``.jsonl``; empty ones are left out.
+    """Return the texts of a file, without empty ones: lines of ``.txt``, the values of "text" in ``.jsonl``.
 
     Args:
         path: The file.
@@ -22,9 +22,11 @@ def read_texts(path: Path, limit: int | None = None) -> list[str]:
     Raises:
         DataError: There is no such file, it is of another kind, or a line holds no text.
 
-    >>> read_texts(Path("nowhere.txt"))
-    Traceback (most recent call last):
-    torchpact_recipes.data.files.DataError: nowhere.txt: no such file
+    Example:
+        >>> read_texts(Path("nowhere.txt"))
+        Traceback (most recent call last):
+        torchpact_recipes.data.files.DataError: nowhere.txt: no such file
+
     """
     if not path.is_file():
         raise DataError(f"{path}: {'expected a file, got a folder' if path.is_dir() else 'no such file'}")
