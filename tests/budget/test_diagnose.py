@@ -10,7 +10,8 @@ from torch import nn
 
 import torchpact as tp
 from torchpact.budget.executable import Gain
-from torchpact.budget.exit_losses import exits_by_block, replaced
+from torchpact.budget.exit_losses import exits_by_block
+from torchpact.budget.exit_states import replaced
 from torchpact.budget.frontier import cost_at, hull, loss_at, oracle
 from torchpact.budget.head_states import rank_correlation
 from torchpact.budget.ridge import Predictor, gram, mapped, solved

@@ -39,7 +39,8 @@ def diagnose(
     confidence of the exit's output (where there are class logits; its cost includes the evaluation of the
     read-out at every exit before), and a linear predictor, on the mean state, of the advantage of halting.
     Both are fitted on one half, judged on the other, and compared with the best mixture of fixed exits, which
-    is chosen in hindsight. The oracle, which chooses each example's exit in hindsight, is shown, and is no yardstick.
+    is chosen in hindsight. The oracle, which chooses each example's exit in hindsight, is shown, and is no
+    yardstick.
 
     After training, for each head: h, what it halts at its present threshold, h(1 − h), how h ranks examples,
     and if it is dead, for which reason: see :class:`~torchpact.budget.HeadState`.

@@ -170,7 +170,8 @@ def _of_block(view: BlockView, unit: str) -> str:
         name = {"confidence": "A calibrated confidence exit", "linear": "A linear predictor on the state"}
         said.append(
             f"{name[best.criterion]} saves {best.saved:.0%} of the FLOPs "
-            f"(95 %: {best.low:.0%} to {best.high:.0%}) against the best mixture of fixed {view.kind}s at equal loss: it costs {best.cost:.0%}, {lost}."
+            f"(95 %: {best.low:.0%} to {best.high:.0%}) against the best mixture of fixed "
+            f"{view.kind}s at equal loss: it costs {best.cost:.0%}, {lost}."
         )
     if said:
         return " ".join(said)
@@ -189,7 +190,8 @@ def _of_block(view: BlockView, unit: str) -> str:
     if best.high < ENOUGH:
         return (
             f"{begin}, and no criterion saves more than {max(best.high, 0):.1%} of the FLOPs "
-            f"over fixed {view.kind}s: halting cannot pay here without training the exits (an oracle would save {saved:.0%})."
+            f"over fixed {view.kind}s: halting cannot pay here without training the exits "
+            f"(an oracle would save {saved:.0%})."
         )
     return (
         f"{begin}; no criterion is seen to save {ENOUGH:.0%} of the FLOPs over fixed {view.kind}s (the best, "

@@ -1,33 +1,24 @@
 """What every exit of every block gives: costs, losses raw and through read-outs, confidences, states."""
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from torchpact.budget.exit_states import ExitStates, replaced
 from torchpact.budget.heldout import HeldOut
-from torchpact.budget.ridge import Gram, chosen, gram, mapped
-from torchpact.budget.scores import main_tensor, similarity
+from torchpact.budget.unit_losses import Item, Loss, UnitLosses
 from torchpact.core.collect import collect
 from torchpact.core.halting_module import HaltingModule
 from torchpact.core.layer_run import LayerRun
 from torchpact.core.modes import Thresholded
 from torchpact.core.overrides import use_mode, use_thresholds
-from torchpact.core.ponder import Ponder, mean_over_positions
-from torchpact.core.state import parts
+from torchpact.core.ponder import Ponder
 from torchpact.core.thresholds import Thresholds
 from torchpact.flops.count import evaluating
-from torchpact.nn.criteria.base import last
 from torchpact.specs.call_capture import Call, captured
-
-Loss = Callable[[Any, Any], Tensor]
-"""The output of the network and the batch → a loss for each example, or for each of its positions."""
-
-_KEPT = 2**28
-"""How many numbers of full outputs may be kept to compare others with."""
 
 
 @dataclass
@@ -63,84 +54,14 @@ class BlockExits:
     """Which half of the batches each unit is of, 0 or 1, (n,)."""
 
 
-class _Item(NamedTuple):
-    number: int
-    batch: Any
-
-
-class _Losses:
-    """A score that keeps what it sees: losses of units and confidences, batch by batch."""
-
-    def __init__(self, loss: Loss | None, logits: bool | None) -> None:
-        self.loss, self.logits, self.held = loss, logits, None
-        self.fulls: list[Any] = []
-        self.real: list[Tensor] = []
-        self.losses: list[Tensor] = []
-        self.sure: list[Tensor] = []
-        self.full = False
-
-    held: HeldOut | None
-
-    def __call__(self, output: Any, item: _Item) -> Tensor:
-        main, named = main_tensor(output)
-        named = named if self.logits is None else self.logits
-        found = self._loss({"logits": main} if named else main, output, item).detach()
-        if found.dim() not in (1, 2) or len(found) != len(main):
-            raise ValueError(
-                f"expected a loss of each of {len(main)} examples, or of each of their positions, got shape "
-                f"{tuple(found.shape)}"
-            )
-        found = found.float().cpu()
-        if self.full:
-            self.real.append(~found.isnan() if found.dim() > 1 else torch.ones(len(found), dtype=torch.bool))
-        real = self.real[item.number]
-        if not found[real].isfinite().all():
-            raise ValueError("expected finite losses, got some that are not")
-        self.losses.append(found[real])
-        if named:
-            p = main.float().log_softmax(-1).amax(-1).exp().cpu()
-            if found.dim() == 1:
-                assert self.held is not None
-                weights = self.held.weights[item.number]
-                same = p.dim() > 1 and weights is not None and weights.shape[:2] == p.shape[:2]
-                rows = weights.reshape(weights.shape[:2]).cpu() if same and weights is not None else None
-                p = mean_over_positions(p, rows)
-            else:
-                p = p[:, : found.size(1)]
-            self.sure.append(p[real].logit(1e-6))
-        if found.dim() == 1:
-            return -found
-        return -mean_over_positions(found.nan_to_num(0.0), real.float())
-
-    def _loss(self, main: Any, output: Any, item: _Item) -> Tensor:
-        if self.loss is not None:
-            return torch.as_tensor(self.loss(output, item.batch))
-        tensor = main_tensor(main)[0]
-        if self.full:
-            self.fulls.append(main)
-            if sum(main_tensor(each)[0].numel() for each in self.fulls) > _KEPT:
-                raise ValueError(
-                    f"expected a loss for outputs of shape {tuple(tensor.shape)}, too many to keep and "
-                    "compare with: pass loss="
-                )
-        assert self.held is not None
-        return -similarity(main, self.fulls[item.number], self.held.weights[item.number])
-
-    def taken(self) -> tuple[Tensor, Tensor | None]:
-        """Return losses and confidences of units since the last time."""
-        losses, sure = torch.cat(self.losses), torch.cat(self.sure) if self.sure else None
-        self.losses, self.sure, self.full = [], [], False
-        return losses, sure
-
-
 class _Half:
     """Half of the batches."""
 
     def __init__(
         self, net: nn.Module, batches: list[Any], loss: Loss | None, logits: bool | None, inputs: Any
     ) -> None:
-        self.losses = _Losses(loss, logits)
-        items = [_Item(index, batch) for index, batch in enumerate(batches)]
+        self.losses = UnitLosses(loss, logits)
+        items = [Item(index, batch) for index, batch in enumerate(batches)]
         take = (lambda item: item.batch) if inputs is None else (lambda item: inputs(item.batch))
         self.held = self.losses.held = HeldOut(net, items, self.losses, take)
         self.losses.full = True
@@ -185,95 +106,6 @@ class _Half:
                 yield index, ponders, calls
 
 
-class _Seen:
-    """States and logits of a block on half of the batches."""
-
-    def __init__(self, steps: int) -> None:
-        self.grams: list[list[Gram | None]] = [[None, None] for _ in range(steps - 1)]
-        self.features: list[Tensor] = []
-        self.h: list[Tensor] = []
-        self.width = self.positions = 0
-        self.mappable = True
-
-    def add(self, half: _Half, index: int, ponder: Ponder, tokens: Tensor | None) -> None:
-        assert ponder.exits is not None
-        states = [last(parts(each)[0]).detach() for each in ponder.exits.states]
-        self.mappable &= all(each.shape == states[-1].shape for each in states)
-        self.mappable &= all(isinstance(each, Tensor) for each in ponder.exits.states)
-        shape = states[-1].shape[:-1]
-        real = torch.ones(shape, dtype=torch.bool, device=states[-1].device)
-        weights = ponder.weights
-        if weights is not None:
-            real &= last(weights).squeeze(-1) > 0
-        if tokens is not None and tokens.shape == shape:  # where examples decide
-            real &= tokens
-        h = ponder.exits.logits[:-1].sigmoid()
-        h = torch.stack([last(each).squeeze(-1) for each in h]) if len(h) else h
-        kept = half.losses.real[index]
-        features, shares = [], []
-        for step, each in enumerate(states[:-1]):
-            if half.by_position:
-                wide = each if each.shape[:2] == shape[:2] else each.expand(*shape, -1)
-                features.append(wide[:, : kept.size(1)][kept])
-                shares.append(h[step].expand(shape)[:, : kept.size(1)][kept])
-            else:
-                rows = real.reshape(len(real), -1, 1).to(each)
-                total = (each.reshape(len(each), -1, each.size(-1)) * rows).sum(1)
-                features.append(total / rows.sum(1).clamp(min=1))
-                share = h[step].expand(shape).reshape(len(real), -1)
-                share = (share * rows.squeeze(2)).sum(1) / rows.sum((1, 2)).clamp(min=1)
-                shares.append(share)
-            if self.mappable:
-                for fold in (0, 1):
-                    mask = real.clone()
-                    mask[fold::2] = False
-                    sums = gram(each[mask].cpu(), states[-1][mask].cpu())
-                    before = self.grams[step][fold]
-                    self.grams[step][fold] = sums if before is None else before + sums
-        self.features.append(torch.stack(features).float().cpu())
-        self.h.append(torch.stack(shares).float().cpu())
-        self.width = states[-1].size(-1)
-        self.positions += int(real.sum())
-
-    def maps(self) -> list[Tensor] | None:
-        """Return a read-out of each exit but the last, fitted on this half; None where shapes differ."""
-        if not self.mappable:
-            return None
-        return [chosen(one, other) for one, other in self.grams if one is not None and other is not None]
-
-
-@contextmanager
-def replaced(block: HaltingModule, weights: Tensor) -> Iterator[None]:
-    """Put a read-out between a block, or the last layer of a run, and what comes after it.
-
-    Args:
-        block: The block.
-        weights: Of the read-out, see :func:`torchpact.budget.ridge.solved`.
-
-    """
-    calls = [0]
-    module: nn.Module = block
-    each = 1
-    if isinstance(block, LayerRun):
-        module = block.layers[-1]
-        each = sum(layer is module for layer in block.layers)
-
-    def replace(_module: nn.Module, _args: Any, output: Any) -> Any:
-        calls[0] += 1
-        if calls[0] % each:
-            return None
-        if isinstance(output, Tensor):
-            return mapped(output, weights)
-        rest = (mapped(output[0], weights), *output[1:])
-        return list(rest) if isinstance(output, list) else rest
-
-    handle = module.register_forward_hook(replace)
-    try:
-        yield
-    finally:
-        handle.remove()
-
-
 def exits_by_block(
     net: nn.Module,
     batches: Iterable[Any],
@@ -302,20 +134,24 @@ def exits_by_block(
             f"expected at least two batches, to fit on one half and judge on the other, got {len(given)}"
         )
     halves = [_Half(net, given[i::2], loss, logits, inputs) for i in (0, 1)]
-    seen = [{name: _Seen(block.max_steps) for name, block in half.held.blocks.items()} for half in halves]
+    seen = [
+        {name: ExitStates(block.max_steps) for name, block in half.held.blocks.items()} for half in halves
+    ]
     for half, own in zip(halves, seen, strict=True):
         for index, ponders, calls in half.states():
             if sorted(ponder.name for ponder in ponders) != sorted(own):
                 raise ValueError("expected a network that calls each adaptive block once")
             for ponder in ponders:
-                own[ponder.name].add(half, index, ponder, calls[ponder.name][0].real)
+                own[ponder.name].add(ponder, half.losses.real[index], calls[ponder.name][0].real)
     plain = sum(len(half.held) * half.held.plain for half in halves) / sum(len(half.held) for half in halves)
     plain = max(plain, 1.0)  # where nothing is computed
     tails = _tails(halves[0])
     return [_of_block(name, halves, [own[name] for own in seen], plain, tails[name]) for name in seen[0]]
 
 
-def _of_block(name: str, halves: list[_Half], seen: list[_Seen], plain: float, tail: float) -> BlockExits:
+def _of_block(
+    name: str, halves: list[_Half], seen: list[ExitStates], plain: float, tail: float
+) -> BlockExits:
     block = halves[0].held.blocks[name]
     costs, raw, sure, fitted, fitted_sure = [], [], [], [], []
     maps = [each.maps() for each in seen]

@@ -55,7 +55,7 @@ def solved(sums: Gram, strength: float) -> Tensor:
 
 
 def chosen(one: Gram, other: Gram) -> Tensor:
-    """Return weights fitted on all rows, at the strength that is best for the second part, fitted on the first.
+    """Return weights fitted on all rows, at the strength that is best on the second part after the first.
 
     Args:
         one: Sums of a part of the rows.

@@ -73,7 +73,8 @@ def diagnose(
     Measures what every exit costs and loses, with the network's own read-out and with a fitted one, and what
     thresholds on confidence or on a linear predictor save over fixed exits, on examples that they were not
     fitted on. Decoders are measured by the next token, encoders of sentences by the cosine of their mean
-    state with that of the whole network, classifiers by the KL divergence. Writes diagnosis.json and diagnosis.png.
+    state with that of the whole network, classifiers by the KL divergence. Writes diagnosis.json and
+    diagnosis.png.
 
     [dim]Example: torchpact diagnose minilm --data texts.txt[/dim]
     """
