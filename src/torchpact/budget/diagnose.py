@@ -8,9 +8,10 @@ from torch import Tensor, nn
 
 from torchpact.budget.diagnosis import EQUAL, BlockDiagnosis, BlockView, Diagnosis, ExitRow, verdict
 from torchpact.budget.executable import Served, gains, points, served
-from torchpact.budget.exit_losses import BlockExits, Loss, exits_by_block
+from torchpact.budget.exit_losses import BlockExits, exits_by_block
 from torchpact.budget.frontier import cost_at, oracle
 from torchpact.budget.head_states import head_states
+from torchpact.budget.unit_losses import Loss
 from torchpact.checks import check_number
 from torchpact.core.halting_module import halting_modules
 from torchpact.core.layer_run import LayerRun

@@ -73,6 +73,21 @@ class Diagnosis:
     """Whether halting pays for a network, and whether its heads are alive; see :func:`torchpact.diagnose`.
 
     ``print`` shows the table and the verdict.
+
+    Args:
+        rows: The exits of all blocks.
+        blocks: The frontiers of each block, and what criteria gain.
+        heads: The heads of all blocks.
+        verdict: What these say, in words.
+        examples: How many examples they are of.
+        unit: Of the loss, such as "nats".
+
+    Example:
+        >>> block = tp.AdaptiveBlock([nn.Identity(), nn.Tanh()], nn.Linear(8, 1))
+        >>> found = tp.diagnose(block, [torch.ones(4, 8)] * 2, lambda output, x: output[0].mean(1))
+        >>> [row.loss for row in found.rows]
+        [1.0, 0.761...]
+
     """
 
     rows: tuple[ExitRow, ...]
@@ -81,7 +96,6 @@ class Diagnosis:
     verdict: str
     examples: int
     unit: str = ""
-    """Of the loss, such as "nats"."""
 
     def table(self) -> str:
         """Return a table of the exits, one of the criteria and one of the heads."""

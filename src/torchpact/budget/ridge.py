@@ -10,6 +10,9 @@ from torchpact.nn.criteria.base import last
 STRENGTHS = tuple(10.0**power for power in range(-6, 2))
 """Of the penalty, relative to the mean square of the features."""
 
+PENALTIES = (0.01, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, float("inf"))
+"""Of predictors, for standardised features, relative to the number of rows."""
+
 
 class Gram(NamedTuple):
     """Sums over rows x, with a one appended, and rows y: all that least squares needs of them."""
@@ -98,28 +101,24 @@ class Predictor:
         x = features.double()
         self.mean, self.std = x.mean(0), x.std(0, correction=0).clamp(min=1e-12)
         self.left, self.values, self.right = torch.linalg.svd(self._scaled(x), full_matrices=False)
+        squares = self.values.square().unsqueeze(1)
+        # of each direction, for each strength; an infinite one leaves the mean
+        self.shrunk = squares / (squares + len(x) * torch.tensor(PENALTIES, dtype=torch.double))
+        self.leverage = 1 / len(x) + self.left.square() @ self.shrunk
 
     def _scaled(self, x: Tensor) -> Tensor:
         return (x.double() - self.mean) / self.std
 
     def fit(self, target: Tensor) -> tuple[Tensor, tuple[Tensor, float]]:
         """Return predictions of each row by all others, and the weights and intercept of the function."""
-        target, n = target.double(), len(target)
+        target = target.double()
         centre = float(target.mean())
-        along = self.left.T @ (target - centre)
-        squares = self.values.square()
-        best: tuple[float, Tensor, Tensor] | None = None
-        for strength in (*(n * s for s in (0.01, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)), float("inf")):
-            shrunk = squares / (squares + strength) if strength < float("inf") else 0 * squares
-            fitted = centre + self.left @ (shrunk * along)
-            leverage = 1 / n + self.left.square() @ shrunk
-            without = target - (target - fitted) / (1 - leverage).clamp(min=1e-6)
-            error = float((target - without).square().mean())
-            if best is None or error < best[0] * (1 - 1e-9):
-                slope = self.right.T @ (shrunk * along / self.values.clamp(min=1e-12))
-                best = error, without, slope
-        assert best is not None
-        return best[1], (best[2], centre)
+        along = (self.left.T @ (target - centre)).unsqueeze(1)
+        fitted = centre + self.left @ (self.shrunk * along)
+        missed = (target.unsqueeze(1) - fitted) / (1 - self.leverage).clamp(min=1e-6)
+        best = int(missed.square().mean(0).argmin())
+        slope = self.right.T @ (self.shrunk[:, best] * along[:, 0] / self.values.clamp(min=1e-12))
+        return target - missed[:, best], (slope, centre)
 
     def predict(self, features: Tensor, fitted: tuple[Tensor, float]) -> Tensor:
         """Return what a fitted function gives for other rows."""
