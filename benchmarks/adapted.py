@@ -11,13 +11,14 @@ the real size, which take as long.
 ``theory`` is the ratio of the FLOPs that ``tp.count_flops`` counts, heads included; when decoding, the ratio
 of the bytes of weights that have to be read: layers down to the deepest row, keys and values of those below,
 and the output layer. ``of_theory`` is the measured speed-up over the best of torch, divided by it. ``dense``
-is ours with nothing halted. ``compiled`` decodes with the better of two caches: the default one, and the
-static one. ONNX Runtime has no kernels for bfloat16 on a CPU, and is left out there; neither it nor OpenVINO
-decodes with a cache here.
+is ours with nothing halted. ``compiled`` decodes with a static cache. All take turns but ONNX Runtime, which
+is measured by itself after them, for its threads keep a core busy between calls. It has no kernels for
+bfloat16 on a CPU, and is left out there; neither it nor OpenVINO decodes with a cache here.
 
 A case (a network and a size) is measured at a time, and its rows replace those of earlier runs in the CSV.
 """
 
+import argparse
 import copy
 import csv
 import io
@@ -220,9 +221,8 @@ def whole(net: nn.Module, case: Case, batch: dict[str, Any], arguments: Any) -> 
         ways["compiled"] = lambda: compiled(**batch)
     if case.exports:
         first = next(iter(batch.values()))
-        for name, make in (("onnxruntime", onnx_way), ("openvino", openvino_way)):
-            made = quietly(make, _Positional(copy.deepcopy(net), batch).eval(), first, dtype)
-            ways |= {} if made is None else {name: made}
+        made = quietly(openvino_way, _Positional(copy.deepcopy(net), batch).eval(), first, dtype)
+        ways |= {} if made is None else {"openvino": made}
     rows, ours = [], {}
     for share in SHARES:
         own = copy.deepcopy(net)
@@ -239,7 +239,13 @@ def whole(net: nn.Module, case: Case, batch: dict[str, Any], arguments: Any) -> 
             {"active": share, "theory": round(theory, 2), "engine": engine, "adapt_s": adapting}
             | {"deploy_s": deploying, "difference": f"{difference:.1e}"}
         )
-    return filled(rows, ways | ours, arguments.seconds)
+    times, disturbed = measured(ways | ours, arguments.seconds)
+    made = None
+    if case.exports and arguments.onnx:
+        made = quietly(onnx_way, _Positional(copy.deepcopy(net), batch).eval(), first, dtype)
+    if made is not None:
+        times |= interleaved({"onnxruntime": made}, seconds=arguments.seconds / 4)
+    return filled(rows, times, disturbed)
 
 
 def decoding(net: Any, case: Case, batch: dict[str, Any], arguments: Any) -> list[Row]:
@@ -272,10 +278,8 @@ def decoding(net: Any, case: Case, batch: dict[str, Any], arguments: Any) -> lis
     dynamic = caller(False)
     ways: dict[str, Way] = {"eager": lambda: dynamic(net)}
     if arguments.compile:
-        compiled, static = torch.compile(net, dynamic=True), caller(True)
-        ways["compiled dynamic"] = lambda: dynamic(compiled)
-        fixed = torch.compile(copy.deepcopy(net), dynamic=False)
-        ways["compiled static"] = lambda: static(fixed)
+        compiled, static = torch.compile(net, dynamic=False), caller(True)
+        ways["compiled"] = lambda: static(compiled)
     weights = sum(p.numel() for p in net.model.layers[0].parameters())
     own = net.model.layers[0].self_attn
     both, head = own.k_proj.weight.numel() + own.v_proj.weight.numel(), net.lm_head.weight.numel()
@@ -298,11 +302,13 @@ def decoding(net: Any, case: Case, batch: dict[str, Any], arguments: Any) -> lis
             | {"engine": fast.report.measurements[0].engine, "adapt_s": adapting, "deploy_s": deploying}
             | {"difference": f"{difference:.1e}"}
         )
-    return filled(rows, ways | ours, arguments.seconds)
+    return filled(rows, *measured(ways | ours, arguments.seconds))
 
 
-def filled(rows: list[Row], ways: dict[str, Way], seconds: float) -> list[Row]:
-    """Return the rows with what all ways took, in turns."""
+def measured(ways: dict[str, Way], seconds: float) -> tuple[dict[str, float], bool]:
+    """Return the seconds of all ways, in turns, and whether other programs were in the way."""
+    times: dict[str, float] = {}
+    disturbed = True
     for _ in range(ATTEMPTS):
         wait_until_quiet()
         contention = CpuContention()
@@ -310,9 +316,12 @@ def filled(rows: list[Row], ways: dict[str, Way], seconds: float) -> list[Row]:
         disturbed = contention.is_high()
         if not disturbed:
             break
-    caches = [each for name, each in times.items() if name.startswith("compiled")]
+    return times, disturbed
+
+
+def filled(rows: list[Row], times: dict[str, float], disturbed: bool) -> list[Row]:
+    """Return the rows with what all ways took."""
     others = {name: times[name] for name in WAYS if name in times}
-    others |= {"compiled": min(caches)} if caches else {}
     torch_best = min(others[name] for name in ("eager", "compiled") if name in others)
     made = []
     for row in rows:
@@ -382,6 +391,7 @@ def main() -> None:
     parser.add_argument("--minilm", type=Path, help="folder with MiniLM's config.json and model.safetensors")
     parser.add_argument("--only", nargs="*", default=[*CASES], choices=[*CASES])
     parser.add_argument("--dtypes", nargs="*", default=["float32", "bfloat16"])
+    parser.add_argument("--onnx", action=argparse.BooleanOptionalAction, default=True)
     arguments = parser.parse_args()
     for dtype in arguments.dtypes:
         for name in arguments.only:

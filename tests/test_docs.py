@@ -214,6 +214,21 @@ def test_a_table_of_ranges_has_the_least_and_the_most_of_rows_that_are_alike(tab
         assert (float(low), float(high or low)) == (min(found), max(found))
 
 
+def test_tables_have_the_rows_that_are_asked_for(tables, tmp_path):
+    page = tmp_path / "page.md"
+    wanted = "table: csv benchmarks/engines_cpu.csv masks batch masks=blobs_25%,blobs_50% batch=64"
+    page.write_text(f"<!-- {wanted} -->\n<!-- end -->\n")
+    assert tables(page) is None
+    rows = [line for line in page.read_text().splitlines() if line.startswith("| blobs")]
+    with (ROOT / "benchmarks" / "engines_cpu.csv").open(newline="") as file:
+        every = [row for row in csv.DictReader(file) if row["batch"] == "64"]
+    count = sum(row["masks"] in ("blobs 25%", "blobs 50%") for row in every)
+    assert len(rows) == count > 2
+    assert set(rows) == {"| blobs 25% | 64 |", "| blobs 50% | 64 |"}
+    page.write_text("<!-- table: csv benchmarks/engines_cpu.csv masks batch=3 -->\n<!-- end -->\n")
+    assert "found none" in tables(page)
+
+
 GIVEN = [
     # settings
     r"[τλδ] = 0\.\d+((,| and) 0\.\d+)*",

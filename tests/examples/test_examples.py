@@ -33,6 +33,12 @@ def test_the_plain_loop_learns_the_task_and_halts_early():
     assert steps < 3
 
 
+def test_a_network_is_trained_calibrated_and_deployed_to_budgets():
+    torch.manual_seed(0)
+    table = example("budget").main(steps=10)
+    assert all(row.cost <= row.budget for row in table.rows)
+
+
 def test_the_trainer_of_transformers_trains_saves_and_evaluates(tmp_path):
     metrics = example("hf_trainer", "transformers", "accelerate").main(steps=2, folder=str(tmp_path))
     assert 1 <= metrics["eval_ponder/steps"] <= 4

@@ -1,33 +1,29 @@
 """adapt: a network whose layers halt, made in place of one that runs all of them; and back again."""
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
 from torch import nn
 
 from torchpact.adapt import hooks
 from torchpact.adapt.config import AdaptConfig, RunConfig
 from torchpact.adapt.find import FoundRun, Refusal, Where, find_runs
+from torchpact.adapt.heads import Heads, default_head, name_of, with_heads
 from torchpact.adapt.initial_bias import bias_within, check_call
 from torchpact.adapt.network import inner_network
 from torchpact.adapt.width import StateKind, state_kind
 from torchpact.checks import check_number
 from torchpact.core.call_args import call_args
-from torchpact.core.criterion import Criterion, placed
+from torchpact.core.criterion import placed
 from torchpact.core.halting_module import halting_modules
 from torchpact.core.layer_run import LayerRun, Per
-from torchpact.nn.criteria.records import record_of
-from torchpact.nn.halting_heads import ExampleHead, PixelHead, TokenHead
 
 NAME = "torchpact"
 """The name of the submodule that an adapted network has besides its own."""
 BIAS = -5.0
 """The bias of heads at the start: with −3 a relaxed MiniLM is another network, cosine 0.81 to itself."""
-
-Heads = Callable[[nn.Module, int], nn.Module] | Criterion
 
 
 @dataclass(frozen=True)
@@ -218,31 +214,6 @@ def adaptation_of(net: nn.Module) -> Adaptation:
     return found
 
 
-def name_of(heads: Any) -> str:
-    """Return what heads are called in a record: "linear", or the name of a factory or a class."""
-    return "linear" if heads is None else getattr(heads, "__qualname__", type(heads).__name__)
-
-
-def with_heads(config: AdaptConfig, runs: Sequence[LayerRun]) -> AdaptConfig:
-    """Return a record that tells the heads that runs have now.
-
-    Args:
-        config: The record.
-        runs: All runs.
-
-    """
-    heads = [head for run in runs for head in run.heads]
-    criteria = [head for head in heads if isinstance(head, Criterion)]
-    if not criteria:
-        changed = any(type(head) not in (TokenHead, ExampleHead, PixelHead) for head in heads)
-        default = config.heads == "linear" or config.criterion is not None
-        name = name_of(heads[0]) if changed and default else config.heads
-        return replace(config, criterion=None, heads=name if changed or not default else "linear")
-    records = [record_of(head) if isinstance(head, Criterion) else None for head in heads]
-    known = all(record == records[0] for record in records)
-    return replace(config, heads=name_of(criteria[0]), criterion=records[0] if known else None)
-
-
 def _record(net: nn.Module, config: AdaptConfig) -> None:
     """Keep what was done; also in a configuration of Hugging Face's, which goes into every checkpoint."""
     adaptation_of(net).config = config
@@ -261,7 +232,7 @@ def _run(
     shared = len({id(layer) for layer in found.layers}) == 1
     layers = found.layers[:1] if shared else found.layers[:-1]
     if heads is None:
-        made = [_head(layer, kind, per, bias, normalize, batch_dim) for layer in layers]
+        made = [default_head(layer, kind, per, bias, normalize, batch_dim) for layer in layers]
     else:
         made = placed(net, heads, layers, per, kind.width)
     return LayerRun(
@@ -312,27 +283,6 @@ def _settings(net: nn.Module, found: Iterable[FoundRun]) -> Iterator[tuple[str, 
     for run in found:
         for name in _settings_of(net, run):
             yield run.owner, name, getattr(net.get_submodule(run.owner), name)
-
-
-def _head(
-    layer: nn.Module,
-    kind: StateKind,
-    per: Per,
-    bias: float,
-    normalize: bool,
-    batch_dim: int,
-) -> nn.Module:
-    """Return the head of a layer, where and in the precision that the layer is."""
-    head: nn.Module
-    if kind.is_map:
-        head = PixelHead(kind.width, bias, per_example=per == "example")
-    elif per == "example":
-        head = ExampleHead(kind.width, bias, normalize, batch_dim)
-    else:
-        head = TokenHead(kind.width, bias, normalize)
-    like = next((p for p in layer.parameters() if p.is_floating_point()), torch.empty(0))
-    known = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
-    return head.to(device=like.device, dtype=like.dtype if like.dtype in known else None)
 
 
 def _check_plain(net: nn.Module) -> None:

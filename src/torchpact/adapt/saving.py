@@ -11,8 +11,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from torchpact.adapt.adapting import NAME, Heads, adapt, adaptation_of, holder_of, unadapt, with_heads
+from torchpact.adapt.adapting import NAME, adapt, adaptation_of, holder_of, unadapt
 from torchpact.adapt.config import AdaptConfig
+from torchpact.adapt.heads import Heads, with_heads
 from torchpact.adapt.network import inner_network
 from torchpact.checks import one_line
 from torchpact.core.layer_run import LayerRun

@@ -6,7 +6,7 @@ calibrate        thresholds on held-out inputs, within a budget or at a quality
 """
 
 from torchpact.budget.budget import Budget
-from torchpact.budget.calibrate import calibrate
+from torchpact.budget.calibration import calibrate
 from torchpact.budget.controller import PriceController
 from torchpact.budget.diagnose import diagnose
 from torchpact.budget.diagnosis import BlockDiagnosis, Diagnosis, ExitRow

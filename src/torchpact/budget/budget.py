@@ -8,13 +8,11 @@ import torch
 from torch import Tensor, nn
 
 from torchpact.budget.controller import PriceController
-from torchpact.budget.latency import LatencyMeter
+from torchpact.budget.latency import share_of_ms
 from torchpact.budget.objectives import OBJECTIVES, objective_loss, ponders_in
 from torchpact.budget.prices import KINDS, NetworkPrices, assumed_prices, block_shares, measured_prices
 from torchpact.checks import check_choice, check_number, readable
 from torchpact.core.baseline import EMABaseline
-from torchpact.core.call_args import call_args
-from torchpact.core.exits import exit_thresholds
 from torchpact.core.ponder import Ponder
 
 ALL = ""
@@ -76,7 +74,7 @@ class Budget:
         ms: float | None = None,
         example: Any = None,
         start: float = 0.01,
-        floor: float = 1e-6,
+        floor: float = 1e-4,
         ceiling: float = 10.0,
         rate: float = 0.03,
         gain: float = 2.0,
@@ -109,10 +107,21 @@ class Budget:
         self._seen: tuple[NetworkPrices, Tensor] | None = None  # sums over examples since the last step
 
     @property
-    def tau(self) -> float | dict[str, float]:
-        """The present price of a step: of all blocks or, where each has a budget of its own, by name."""
-        taus = {name: controller.tau for name, controller in self._controllers.items()}
-        return taus.get(ALL, taus)
+    def tau(self) -> float:
+        """The present price of a step.
+
+        Raises:
+            ValueError: Each block has one of its own, see :attr:`taus`.
+
+        """
+        if ALL not in self._controllers:
+            raise ValueError("expected one budget for all blocks, got one for each: see budget.taus")
+        return self._controllers[ALL].tau
+
+    @property
+    def taus(self) -> dict[str, float]:
+        """The present prices by block; of all blocks together under ""."""
+        return {name: controller.tau for name, controller in self._controllers.items()}
 
     @property
     def target(self) -> float | None:
@@ -121,10 +130,8 @@ class Budget:
 
     def __repr__(self) -> str:
         asked = f"ms={self.ms:g}" if self.ms is not None else f"flops={self.target or self.targets}"
-        tau = self.tau
-        price = (
-            f"{tau:.4g}" if isinstance(tau, float) else {name: float(f"{x:.4g}") for name, x in tau.items()}
-        )
+        taus = {name: f"{tau:.4g}" for name, tau in self.taus.items()}
+        price = taus.get(ALL) or ", ".join(f"{name}: {tau}" for name, tau in taus.items())
         shares = "".join(f", {kind}={self.log[kind]:.3f}" for kind in KINDS if kind in self.log)
         note = f" [{self.note}]" if self.note else ""
         return f"Budget({asked}, tau={price}{shares}, updates={self.updates}){note}"
@@ -151,7 +158,8 @@ class Budget:
         prices = measured_prices(net, given)
         targets = dict(self.targets)
         if self.ms is not None:
-            targets = {ALL: self._share_of_ms(net, prices)}
+            share, self.note = share_of_ms(net, self.example, self.ms, prices)
+            targets = {ALL: share}
         for name, target in targets.items():
             least = prices.least if name == ALL else _own_least(prices, name)
             if target < least:
@@ -162,30 +170,6 @@ class Budget:
                 )
         self.prices, self.targets = prices, targets
         return self
-
-    def _share_of_ms(self, net: nn.Module, prices: NetworkPrices) -> float:
-        """Return the share of the FLOPs that takes the milliseconds asked for, by exits measured."""
-        assert self.ms is not None
-        steps = max(len(block.by_exit) for block in prices.blocks.values())
-        meter = LatencyMeter(net, call_args(self.example))
-        times = meter.ms([exit_thresholds(net, step + 1) for step in range(steps)])
-        self.note = str(meter)
-        times = [max(times[: i + 1]) for i in range(steps)]  # noise does not make a longer run faster
-        if not times[0] <= self.ms <= times[-1]:
-            raise ValueError(
-                f"expected a budget of {times[0]:.3g} to {times[-1]:.3g} ms for {self.note}; got {self.ms:g}"
-            )
-        shares = [
-            prices.fixed
-            + sum(block.by_exit[min(i, len(block.by_exit) - 1)] for block in prices.blocks.values())
-            for i in range(steps)
-        ]
-        for index in range(steps - 1):
-            if self.ms <= times[index + 1]:
-                width = times[index + 1] - times[index]
-                part = (self.ms - times[index]) / width if width else 0.0
-                return shares[index] + part * (shares[index + 1] - shares[index])
-        return shares[-1]
 
     def loss(
         self,

@@ -42,7 +42,7 @@ class PriceController:
         self,
         start: float = 0.01,
         *,
-        floor: float = 1e-6,
+        floor: float = 1e-4,
         ceiling: float = 10.0,
         rate: float = 0.03,
         gain: float = 2.0,

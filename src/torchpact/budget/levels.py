@@ -53,6 +53,7 @@ class LevelSearch:
         self.pooled = torch.cat(pooled).sort().values
         self.tried: dict[Thresholds, Tried] = {}
         self.families: tuple[Family, ...] = (self._equal_shares, self._common_bound)
+        self._known: dict[Family, dict[float, float]] = {}  # costs at levels
 
     def run(self, thresholds: Thresholds, levels: tuple[float, ...] | None = None) -> Tried:
         """Run the network with some thresholds, once."""
@@ -98,10 +99,15 @@ class LevelSearch:
         return max(fitting, key=lambda each: (each.score, -each.cost), default=None)
 
     def _bisected(self, family: Family, budget: float) -> None:
-        low, high = 0.0, 1.0
+        known = self._known.setdefault(family, {})
+        low = max((level for level, cost in known.items() if cost <= budget), default=0.0)
+        high = min((level for level, cost in known.items() if cost > budget and level > low), default=1.0)
         for _ in range(_HALVINGS):
+            if high - low < 2.0**-_HALVINGS:
+                break
             middle = (low + high) / 2
             tried = self.run(*family(middle))
+            known[middle] = tried.cost
             low, high = (middle, high) if tried.cost <= budget else (low, middle)
             if 0.995 * budget <= tried.cost <= budget:
                 break
@@ -158,7 +164,7 @@ class LevelSearch:
 
 
 def _quantile(values: Tensor, level: float) -> float:
-    """Return a bound that a share ``level`` of sorted values does not exceed; at the ends always and never."""
+    """Return a bound that a share ``level`` of sorted values stays below; always and never at 0 and 1."""
     if level >= 1 or not len(values):
         return Thresholds.NEVER
     if level <= 0:

@@ -7,12 +7,13 @@ import torch
 from torch import Tensor, nn
 
 from torchpact.core.call_args import call_args, first_tensor
+from torchpact.core.collect import collect
 from torchpact.core.exits import exit_thresholds
 from torchpact.core.halting import iteration_index
 from torchpact.core.halting_module import halting_modules
 from torchpact.core.overrides import use_mode, use_thresholds
 from torchpact.core.ponder import Ponder, is_unknown, mean_over_positions
-from torchpact.flops.attention import key_value_flops
+from torchpact.flops.attention import key_value_flops, token_flops
 from torchpact.flops.blocks import Meter
 from torchpact.flops.count import evaluating, uncompiled
 from torchpact.specs import AttentionLayer, block_spec
@@ -76,7 +77,7 @@ def measured_prices(net: nn.Module, inputs: Any) -> NetworkPrices:
     with evaluating(net), use_mode(net, "thresholded"):
         meter, runs = Meter(net, given), []
         for step in range(1, max(block.max_steps for block in blocks.values()) + 1):
-            with use_thresholds(net, exit_thresholds(net, step)):
+            with use_thresholds(net, exit_thresholds(net, step)), collect(net) as ponders:
                 runs.append(meter.run())
     whole = runs[0].rest + sum(cost.plain for cost in runs[0].costs.values())
     found = {}
@@ -84,7 +85,8 @@ def measured_prices(net: nn.Module, inputs: Any) -> NetworkPrices:
         block = blocks.get(name)
         count = len(runs) if block is None else block.max_steps
         by_exit = [float(run.costs[name].flops.double().mean()) / whole for run in runs[:count]]
-        shared = _key_value_shares(part, name, by_exit)
+        length = _mean_length([each for each in ponders if each.name == name])
+        shared = _key_value_shares(part, name, by_exit, length)
         found[name] = BlockPrices(tuple(by_exit), shared, runs[0].costs[name].plain / whole)
     return NetworkPrices(found, runs[0].rest / whole)
 
@@ -105,21 +107,28 @@ def assumed_prices(ponders: Sequence[Ponder]) -> NetworkPrices:
     return NetworkPrices(found, 0.0)
 
 
-def _key_value_shares(part: nn.Module, name: str, by_exit: Sequence[float]) -> tuple[float, ...]:
+def _mean_length(ponders: Sequence[Ponder]) -> float:
+    """Return how many positions of an example count, in the mean."""
+    counts = [
+        each.steps[0].numel() if each.weights is None else float((each.weights > 0).sum()) / len(each.steps)
+        for each in ponders
+    ]
+    return sum(counts) / max(len(counts), 1)
+
+
+def _key_value_shares(
+    part: nn.Module, name: str, by_exit: Sequence[float], length: float
+) -> tuple[float, ...]:
     """Return what of each step is for keys and values, which is not less where fewer tokens are active."""
-    shares = []
+    shares, before = [], 0.0
     spec = block_spec(part, name, hooks=True)
-    before = 0.0
     for index, each in enumerate(by_exit):
         step = spec.steps[min(index, len(spec.steps) - 1)]
-        part_of = 0.0
+        share = 0.0
         if isinstance(step, AttentionLayer):
-            # of weights alone: products of queries and keys depend on the length
             own = key_value_flops(step, 1)
-            products = 2 if step.gate is None else 3
-            width = step.heads * step.head_size
-            part_of = own / (own + 4 * step.size * width + 2 * products * step.size * step.hidden)
-        shares.append((each - before) * part_of)
+            share = own / (own + token_flops(step, round(length)))
+        shares.append((each - before) * share)
         before = each
     return tuple(shares)
 

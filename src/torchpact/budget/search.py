@@ -1,7 +1,6 @@
 """Thresholds of one block that decides per example, from a record of all exits: nothing is run again."""
 
-from collections.abc import Iterator, Sequence
-from itertools import product
+from collections.abc import Iterable, Sequence
 from math import prod
 from typing import NamedTuple
 
@@ -11,8 +10,8 @@ from torch import Tensor
 from torchpact.core.modes import exceeds
 from torchpact.core.thresholds import Thresholds
 
-MOST_COMBINATIONS = 50_000
-"""Up to so many combinations of thresholds are all tried."""
+MOST_COMBINATIONS = 2_000_000
+"""Up to so many combinations of thresholds, times examples, are all tried."""
 _SWEEPS = 30
 _PRICES = 40
 _NEAR = 3
@@ -77,11 +76,11 @@ def best_bounds(record: Record, budget: float) -> tuple[float, ...] | None:
     """
     record = Record(record.logits.float().cpu(), record.costs.double().cpu(), record.scores.double().cpu())
     options = [candidates(row) for row in record.logits]
-    if prod(map(len, options)) <= MOST_COMBINATIONS:
-        return _best(record, product(*options), budget)
+    if prod(map(len, options)) * record.costs.size(1) <= MOST_COMBINATIONS:
+        return _best_of_all(record, options, budget)
     never = (Thresholds.NEVER,) * len(options)
     tried = [never, (Thresholds.ALWAYS, *never[1:]), *_by_prices(record, budget)]
-    found = _best(record, iter(tried), budget)
+    found = _best(record, tried, budget)
     return None if found is None else _polished(record, options, found, budget)
 
 
@@ -97,7 +96,28 @@ def bounds_at_price(record: Record, price: float) -> tuple[float, ...]:
     return tuple(_swept(record, [Thresholds.NEVER] * len(record.logits), price))
 
 
-def _best(record: Record, tried: Iterator[tuple[float, ...]], budget: float) -> tuple[float, ...] | None:
+def _best_of_all(
+    record: Record, options: Sequence[Sequence[float]], budget: float
+) -> tuple[float, ...] | None:
+    """Return the best of all combinations of bounds, that of the first head varying slowest."""
+    costs, scores = record.costs[-1:], record.scores[-1:]  # of going on, for each combination of later heads
+    for index in reversed(range(len(options))):
+        halts = torch.stack([exceeds(record.logits[index], bound) for bound in options[index]]).unsqueeze(1)
+        costs = torch.where(halts, record.costs[index], costs).flatten(0, 1)
+        scores = torch.where(halts, record.scores[index], scores).flatten(0, 1)
+    cost, score = costs.mean(1), scores.mean(1)
+    score = torch.where(cost <= budget * (1 + 1e-12), score, -torch.inf)
+    if not bool(score.isfinite().any()):
+        return None
+    ties = score >= score.max() - 1e-12
+    place, found = int(torch.where(ties, cost, torch.inf).argmin()), []
+    for each in reversed(options):
+        place, index = divmod(place, len(each))
+        found.append(each[index])
+    return tuple(found[::-1])
+
+
+def _best(record: Record, tried: Iterable[tuple[float, ...]], budget: float) -> tuple[float, ...] | None:
     """Return the bounds with the highest score within the budget, of these the cheapest."""
     best: tuple[tuple[float, float], tuple[float, ...]] | None = None
     for bounds in tried:

@@ -101,8 +101,8 @@ class AdaptiveBlock(HaltingModule):
         """Its heads."""
         return self.halting
 
-    @all_heads.setter
-    def all_heads(self, heads: nn.ModuleList) -> None:
+    def put_heads(self, heads: nn.ModuleList) -> None:
+        """Put other heads in their place."""
         self.halting = heads
 
     def extra_repr(self) -> str:

@@ -56,8 +56,8 @@ class HaltingModule(nn.Module):
         """Its heads: one for each decision, or one for all."""
         raise NotImplementedError
 
-    @all_heads.setter
-    def all_heads(self, heads: nn.ModuleList) -> None:
+    def put_heads(self, heads: nn.ModuleList) -> None:
+        """Put other heads in their place."""
         raise NotImplementedError
 
     def name_within(self, path: str) -> str:

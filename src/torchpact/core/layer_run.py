@@ -73,8 +73,8 @@ class LayerRun(HaltingModule):
         """Its heads."""
         return self.heads
 
-    @all_heads.setter
-    def all_heads(self, heads: nn.ModuleList) -> None:
+    def put_heads(self, heads: nn.ModuleList) -> None:
+        """Put other heads in their place."""
         self.heads = heads
 
     def name_within(self, path: str) -> str:

@@ -294,23 +294,25 @@ def decide(loop: HaltingLoop, logits: Tensor) -> tuple[HaltingLoop, Tensor | Non
     return HaltingLoop(rules, taken, remaining, gate, ran, kept, output, frozen, memory, states), weight
 
 
-def go_on(loop: HaltingLoop) -> HaltingLoop:
+def go_on(loop: HaltingLoop, logits: Tensor | None = None) -> HaltingLoop:
     """Move a loop on by a step after which no position halts: what :func:`decide` does then, in less time.
 
     Args:
-        loop: The loop before the decision, thresholded, without logits, and not before its first one.
+        loop: The loop before the decision: thresholded, not before its first one, and not one that may stop.
+        logits: As :func:`decide` takes them, if the loop keeps them.
 
     Example:
-        >>> loop = HaltingLoop.start("thresholded", max_steps=4, keeps_logits=False)
+        >>> loop = HaltingLoop.start("thresholded", max_steps=4, may_stop=False)
         >>> loop, _ = decide(loop, torch.tensor([[3.0], [-3.0]]))
-        >>> same, _ = decide(loop, torch.tensor([[torch.inf], [-3.0]]))
-        >>> go_on(loop).steps.flatten().tolist(), same.steps.flatten().tolist()
-        ([1, 3], [1, 3])
+        >>> logits = torch.tensor([[torch.inf], [-3.0]])
+        >>> go_on(loop, logits).steps.equal(decide(loop, logits)[0].steps)
+        True
 
     """
     assert loop.steps is not None
     assert loop.gate is not None
-    return loop._replace(taken=loop.taken + 1, steps=loop.steps + (loop.gate > 0))
+    kept = loop.logits if logits is None else (*loop.logits, logits)
+    return loop._replace(taken=loop.taken + 1, steps=loop.steps + (loop.gate > 0), logits=kept)
 
 
 def checked_logits(logits: Tensor, u: State, index: int, like: Tensor | None = None) -> Tensor:

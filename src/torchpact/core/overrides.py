@@ -258,7 +258,8 @@ class use_heads(_Override):
 
     @staticmethod
     def _write(block: HaltingModule, values: tuple[Any, ...]) -> None:
-        block.all_heads, block.bounds = values
+        heads, block.bounds = values
+        block.put_heads(heads)
 
 
 def _blocks(model: nn.Module, what: str) -> dict[str, HaltingModule]:

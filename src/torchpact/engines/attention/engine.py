@@ -3,7 +3,7 @@
 from torchpact.core.call_args import CallArgs
 from torchpact.engines.attention.layers import LayersRunner
 from torchpact.engines.base import Engine, Unsupported
-from torchpact.specs import AttentionLayer, BlockSpec, NetworkSpec
+from torchpact.specs import AttentionLayer, BlockSpec, CriterionHead, NetworkSpec
 
 
 class AttentionEngine(Engine):
@@ -27,6 +27,9 @@ class AttentionEngine(Engine):
                 return f"attention: expected known transformer layers, got others: {known}"
             if step.read_call is None:
                 return f"attention: expected layers whose calls can be read, got others in layer {number}"
+        heads = [head.module for head in spec.heads if isinstance(head, CriterionHead)]
+        if any(head.needs_context for head in heads):
+            return "attention: expected criteria that do not look at the context of layers"
         if spec.batch_dim:
             return "attention: expected states whose first dimension is the batch"
         return None

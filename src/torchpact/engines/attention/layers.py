@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from torchpact.core.ponder import Ponder
+from torchpact.engines.attention.criteria import Scope, scope_of
 from torchpact.engines.attention.decisions import Decisions
 from torchpact.engines.attention.packed_layer import PackedLayer, Rotary, prepared, rotary_of
 from torchpact.engines.attention.ragged import Ragged, Ranges, Selection, ranges_of, select
@@ -59,6 +60,11 @@ class LayersRunner:
         self.spec, self.heads = spec, spec.heads
         # decisions for whole examples leave either all of their tokens or none
         by_token = any(isinstance(head, LinearHead | RowHead) for head in self.heads)
+        self.scope: Scope = "batch"
+        if spec.has_criteria:
+            like = torch.empty(0, dtype=steps[0].dtype, device=steps[0].device)
+            self.scope = scope_of(spec, steps[0].size, like)
+            by_token |= self.scope == "tokens"
         made: dict[tuple[int, bool], PackedLayer] = {}
         self.layers = []
         with torch.no_grad():
@@ -116,10 +122,12 @@ class LayersRun:
         cached: bool,
         in_place: bool,
     ) -> None:
+        # criteria see the state before a layer, too
+        in_place &= runner.scope == "tokens" or not runner.spec.has_criteria
         self.runner, self.cached, self.in_place = runner, cached, in_place
         self.shape, self.device = (u.size(0), u.size(1)), u.device
         self.real = None if real is None or bool(real.all()) else real
-        self._decisions = Decisions(runner.spec, self.real, bounds, self.shape, self.device)
+        self._decisions = Decisions(runner.spec, self.real, bounds, self.shape, self.device, runner.scope)
         everything = torch.ones(self.shape, dtype=torch.bool, device=self.device)
         active = everything if self.real is None else self.real
         self._selection = select(active, self.real, cached)
@@ -173,7 +181,7 @@ class LayersRun:
             after.view(flat.shape).index_copy_(0, selection.rows, moved)
         self._last = after
         if index + 1 < len(self.runner.layers) and self._decisions.adaptive:
-            active = self._decisions.after(index, after, moved, selection.rows)
+            active = self._decisions.after(index, after, moved, selection.rows, u, own)
             if active is not None:
                 self._selection = select(active, self.real, self.cached)
                 if self._selection is None:

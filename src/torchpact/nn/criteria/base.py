@@ -183,6 +183,18 @@ def real_positions(exit: Exit, values: Tensor) -> Tensor | None:
     return (weights > 0).expand(values.shape)
 
 
+def log(x: Tensor) -> Tensor:
+    """Return log x, −∞ at 0 with gradient 0 there, where that of torch.log gives NaN.
+
+    >>> x = torch.tensor([0.0, 1.0], requires_grad=True)
+    >>> log(x), torch.autograd.grad((log(x) * torch.tensor([0.0, 1.0])).nansum(), x)
+    (tensor([-inf, 0.], grad_fn=<WhereBackward0>), (tensor([0., 1.]),))
+    """
+    positive = x > 0
+    others = torch.where(x.isnan(), x, -torch.inf)
+    return torch.where(positive, torch.where(positive, x, 1.0).log(), others)
+
+
 def last(u: Tensor) -> Tensor:
     """Return a state with its features along the last dimension."""
     return u.movedim(1, -1) if u.dim() == 4 else u

@@ -9,7 +9,7 @@ from torch import Tensor
 from torchpact.checks import check_count
 from torchpact.core.criterion import Exit
 from torchpact.core.layer_run import Per
-from torchpact.nn.criteria.base import Pool, Readout, ReadoutCriterion, real_positions
+from torchpact.nn.criteria.base import Pool, Readout, ReadoutCriterion, log, real_positions
 
 Measure = Literal["probability", "margin", "entropy"]
 
@@ -64,7 +64,8 @@ class Confidence(ReadoutCriterion):
             self.classes(exit)
         )
         if self.per == "example" and found.dim() > 1:
-            found = torch.logit(self.reduced(found.sigmoid(), exit))
+            mean = self.reduced(found.sigmoid(), exit)
+            found = log(mean) - log(1 - mean)
         return self.shaped(found, exit)
 
 
@@ -161,9 +162,9 @@ class Divergence(ReadoutCriterion):
             values = self.reduced(torch.zeros_like(now[..., 0]), exit)
             return self.shaped(torch.full_like(values, -math.inf), exit), now
         assert isinstance(exit.memory, Tensor)
-        # what has probability 0 counts nothing
-        gain = torch.where(now > -math.inf, now.exp() * (now - exit.memory), 0.0)
-        return self.shaped(-self.reduced(gain.sum(-1).clamp(min=0), exit).log(), exit), now
+        share = now.exp()  # what has probability 0 counts nothing
+        gain = share * (_finite(now) - torch.where(share == 0, 0.0, exit.memory))
+        return self.shaped(-log(self.reduced(gain.sum(-1), exit)), exit), now
 
 
 def _probability(classes: Tensor) -> Tensor:
@@ -177,12 +178,17 @@ def _margin(classes: Tensor) -> Tensor:
     (first, second), whole = classes.topk(2, -1).values.unbind(-1), classes.logsumexp(-1)
     others = first - whole - _probability(classes)  # log(1 − p) of the largest
     below = torch.logaddexp(others, second - whole)
-    return first - whole + torch.log(-torch.expm1(second - first)) - below
+    return first - whole + log(-torch.expm1(second - first)) - below
+
+
+def _finite(logs: Tensor) -> Tensor:
+    """Return log-probabilities with 0 in the place of −∞; NaN stays."""
+    return torch.where(logs == -math.inf, 0.0, logs)
 
 
 def _entropy(classes: Tensor) -> Tensor:
     """Return the logit of 1 − H(p) / log(number of classes)."""
     logs = classes.log_softmax(-1)
-    entropy = -torch.where(logs > -math.inf, logs.exp() * logs, 0.0).sum(-1).clamp(max=0)
+    entropy = -(logs.exp() * _finite(logs)).sum(-1).clamp(max=0)
     share = entropy / math.log(classes.size(-1))
-    return torch.log((1 - share).clamp(min=0)) - torch.log(share)
+    return log(1 - share) - log(share)

@@ -11,7 +11,7 @@ from torchpact.checks import check_count, check_number
 from torchpact.core import state
 from torchpact.core.criterion import Exit
 from torchpact.core.layer_run import Per
-from torchpact.nn.criteria.base import StateCriterion, first, last, pooled
+from torchpact.nn.criteria.base import StateCriterion, first, last, log, pooled
 
 
 class Linear(StateCriterion):
@@ -153,7 +153,7 @@ class LatentChange(StateCriterion):
         moved, size = (
             self.reduced(x.square().sum(-1), exit) for x in (now - then, then)
         )  # means of both, so that their ratio is that of sums
-        values = 0.5 * (size.log() - moved.log())
+        values = 0.5 * (log(size) - log(moved))
         return self.shaped(torch.where(moved == 0, torch.inf, values), exit)
 
 

@@ -1,0 +1,74 @@
+"""The heads of adapted networks: the default ones, and what a record says of them."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from torchpact.adapt.config import AdaptConfig
+from torchpact.adapt.width import StateKind
+from torchpact.core.criterion import Criterion
+from torchpact.core.layer_run import LayerRun, Per
+from torchpact.nn.criteria.records import record_of
+from torchpact.nn.halting_heads import ExampleHead, PixelHead, TokenHead
+
+Heads = Callable[[nn.Module, int], nn.Module] | Criterion
+"""A factory, called with a layer and the width of its state, or a criterion."""
+
+
+def default_head(
+    layer: nn.Module,
+    kind: StateKind,
+    per: Per,
+    bias: float,
+    normalize: bool,
+    batch_dim: int,
+) -> nn.Module:
+    """Return the default head of a layer, where and in the precision that the layer is.
+
+    Args:
+        layer: The layer.
+        kind: The kind of its state.
+        per: For what it decides.
+        bias: The bias at the start.
+        normalize: Whether the state is normalised first.
+        batch_dim: The dimension of the state that is the batch.
+
+    """
+    head: nn.Module
+    if kind.is_map:
+        head = PixelHead(kind.width, bias, per_example=per == "example")
+    elif per == "example":
+        head = ExampleHead(kind.width, bias, normalize, batch_dim)
+    else:
+        head = TokenHead(kind.width, bias, normalize)
+    like = next((p for p in layer.parameters() if p.is_floating_point()), torch.empty(0))
+    known = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+    return head.to(device=like.device, dtype=like.dtype if like.dtype in known else None)
+
+
+def name_of(heads: Any) -> str:
+    """Return what heads are called in a record: "linear", or the name of a factory or a class."""
+    return "linear" if heads is None else getattr(heads, "__qualname__", type(heads).__name__)
+
+
+def with_heads(config: AdaptConfig, runs: Sequence[LayerRun]) -> AdaptConfig:
+    """Return a record that tells the heads that runs have now.
+
+    Args:
+        config: The record.
+        runs: All runs.
+
+    """
+    heads = [head for run in runs for head in run.heads]
+    criteria = [head for head in heads if isinstance(head, Criterion)]
+    if not criteria:
+        changed = any(type(head) not in (TokenHead, ExampleHead, PixelHead) for head in heads)
+        default = config.heads == "linear" or config.criterion is not None
+        name = name_of(heads[0]) if changed and default else config.heads
+        return replace(config, criterion=None, heads=name if changed or not default else "linear")
+    records = [record_of(head) if isinstance(head, Criterion) else None for head in heads]
+    known = all(record == records[0] for record in records)
+    return replace(config, heads=name_of(criteria[0]), criterion=records[0] if known else None)
