@@ -255,7 +255,7 @@ def decoding(net: Any, case: Case, batch: dict[str, Any], arguments: Any) -> lis
     size = len(token)
     prompt = torch.randint(1000, 20000, (size, case.past))
 
-    def caller(static: bool) -> Callable[[Any], Any]:
+    def caller(static: bool) -> Callable[..., Any]:
         cache: Any = DynamicCache(config=net.config)
         if static:
             cache = StaticCache(config=net.config, max_cache_len=case.past + 1)

@@ -4,6 +4,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import Tensor
 
 import torchpact as tp
 from torchpact.core.modes import MODES, as_mode
@@ -149,3 +150,19 @@ def test_wrong_settings_are_refused_in_one_line(make, message):
 def test_a_setting_of_the_wrong_type_is_refused():
     with pytest.raises(TypeError, match=r"expected temperature to be a number, got '0\.5'"):
         tp.Relaxed(temperature="0.5")  # type: ignore[arg-type]
+
+
+def test_a_mode_that_tells_by_the_former_name_whether_it_can_exit_early_is_warned_of_and_heeded():
+    with pytest.warns(DeprecationWarning, match="expected can_exit_early"):
+
+        class Late(tp.Mode):
+            leaves = False
+
+            def halt(self, remaining: Tensor, logits: Tensor) -> tuple[Tensor, Tensor]:
+                return tp.Thresholded().halt(remaining, logits)
+
+    assert not Late().can_exit_early
+    with pytest.warns(DeprecationWarning, match="expected can_exit_early"):
+        assert tp.Thresholded().leaves
+    with pytest.warns(DeprecationWarning, match="expected can_exit_early"):
+        assert not tp.Relaxed().leaves

@@ -10,8 +10,8 @@ The networks     models: ResNets, plain and adaptive; AdaptiveRNN; count_flops: 
 Your network     adapt, unadapt, summary; collect: what its blocks did; save_pretrained, from_pretrained
 Does it pay?     diagnose: before training, by exit; after, which heads are dead and why
 To a budget      Budget: train to it; calibrate: thresholds that meet it, ThresholdTable: for several
-In earnest       deploy: the same outputs, halted work really skipped
-In general       svo: stochastic variational optimization of any f(z)
+Deployment       deploy: the same outputs, halted work skipped
+Other problems   svo: stochastic variational optimization of any f(z)
 """
 
 from torchpact import models, svo

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 import torchpact as tp
 from tests.adapt.test_deployed import adapted, deployed, gpt2, llama, qwen, tokens, transformers
-from torchpact.engines.attention import layers
+from torchpact.engines.attention.stacked import MOST_STACKED
 
 BUILD = {"Llama": llama, "Qwen3": qwen, "GPT-2": gpt2}
 
@@ -36,7 +36,7 @@ def stored(cache, length):
 @settings(max_examples=40, deadline=None)
 @given(
     name=st.sampled_from([*BUILD]),
-    batch=st.sampled_from([1, 2, 5, layers.MOST_STACKED + 1]),
+    batch=st.sampled_from([1, 2, 5, MOST_STACKED + 1]),
     past=st.integers(1, 5),
     padded=st.booleans(),
     static=st.booleans(),
@@ -81,7 +81,12 @@ def test_keys_of_halted_layers_are_computed_at_once(networks, monkeypatch):
     runner = fast.network.model.layers[0].forward.patched.runner
     ids, calls = torch.randint(3, 50, (2, 5)), []
     product = runner.stacked.keys_and_values
-    monkeypatch.setattr(runner.stacked, "keys_and_values", lambda *a: calls.append(a[1]) or product(*a))
+
+    def counted(u, begin, rotary):
+        calls.append(begin)
+        return product(u, begin, rotary)
+
+    monkeypatch.setattr(runner.stacked, "keys_and_values", counted)
     cache = transformers.DynamicCache(config=net.config)
     fast(input_ids=ids, past_key_values=cache, use_cache=True, thresholds=tp.Thresholds("never"))
     assert calls == []

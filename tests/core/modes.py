@@ -13,7 +13,7 @@ from torchpact.core.modes import Mode
 class Dithering(Mode):
     """Soft and deterministic: half of what remains times h is broken off at every iteration."""
 
-    leaves: ClassVar[bool] = False
+    can_exit_early: ClassVar[bool] = False
 
     def halt(self, remaining: Tensor, logits: Tensor) -> tuple[Tensor, Tensor]:
         weight = remaining * torch.sigmoid(logits) / 2

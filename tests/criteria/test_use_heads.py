@@ -81,7 +81,7 @@ def test_a_criterion_is_copied_so_that_one_may_serve_several_networks():
             "expected heads for blocks among 'bert.encoder.layer'; got 'nowhere'",
         ),
         ([nn.Linear(16, 1)] * 2, "expected 3 heads, or one for all, got 2"),
-        (lambda layer, width: 3, "expected heads to be, or to return, modules, got a int"),
+        (lambda layer, width: 3, "expected heads to be modules, or to return a module, got a int"),
         (criteria.Confidence("nothing"), "expected the name of a module of BertForMaskedLM, got 'nothing'"),
     ],
 )

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 import torchpact as tp
 from tests.engines.networks import lively
@@ -107,3 +108,15 @@ def test_draws_no_samples(mode):
     block = lively(units=2, mode=mode).blocks[0]
     with pytest.raises(Unsupported, match="compiled: expected a mode that draws nothing"):
         COMPILED.build(block_spec(block))
+
+
+@torch.no_grad()
+def test_collect_sees_each_call_of_a_compiled_block_once(traced):
+    block = tp.AdaptiveBlock(nn.Linear(8, 8), nn.Linear(8, 1), max_steps=3, mode="thresholded")
+    u = torch.randn(4, 8)
+    fast = deploy(block, u, engines=["compiled"])
+    for _ in range(2):
+        with tp.collect(fast) as ponders:
+            _, ponder = fast(u)
+        assert len(ponders) == 1
+        assert torch.equal(ponders[0].steps, ponder.steps)

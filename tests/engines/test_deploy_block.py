@@ -290,3 +290,25 @@ def test_maps_that_do_not_fit_are_refused_in_a_line():
         fast.half()
     assert fast.to("cpu").float() is fast  # which changes nothing
     assert "16×4×4" in repr(fast)
+
+
+@pytest.mark.filterwarnings("ignore:expected engines that can run it")
+@pytest.mark.parametrize("wrapped", [True, False])
+@pytest.mark.parametrize("engine", [None, "dense", "rows", "compact"])
+@torch.no_grad()
+def test_collect_sees_each_call_of_a_deployed_block_once(engine, wrapped):
+    torch.manual_seed(0)
+    steps = [tp.Residual(nn.Linear(8, 8), by_position=True) for _ in range(4)]
+    block = tp.AdaptiveBlock(steps, nn.Linear(8, 1), mode="thresholded")
+    net = nn.Sequential(nn.Linear(8, 8), block) if wrapped else block
+    u = torch.randn(6, 8)
+    fast = tp.deploy(net, u, engines=None if engine is None else [engine])
+    _, expected = net(u)
+    with tp.collect(fast) as ponders:
+        fast(u)
+        fast(u, thresholds=tp.Thresholds("never"))
+    assert [ponder.steps.flatten().tolist() for ponder in ponders] == [
+        expected.steps.flatten().tolist(),
+        [4] * 6,
+    ]
+    assert len(ponders.by_block) == 1

@@ -96,6 +96,7 @@ def test_a_compiled_network_has_the_gradients_of_the_original_in_one_graph(state
             assert apart(of_encoder(net, states, compiled), wanted) < 1e-6
 
 
+@pytest.mark.skipif(torch.__version__ < "2.13", reason="the compiler of torch 2.11 fails on such layers")
 @pytest.mark.usefixtures("_fresh_compiler")
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")  # torch's, of its own look
 def test_layers_compiled_one_by_one_halt_as_the_original(states):

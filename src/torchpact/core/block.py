@@ -33,11 +33,11 @@ class AdaptiveBlock(HaltingModule):
     :class:`~torchpact.use_thresholds`. Only what is an ``nn.Module`` has its parameters registered. A step
     with a true attribute ``indexed`` is told the number of its iteration, from 1, as ``iteration``.
 
-    Plain steps run whoever has halted: the output is the weighted sum of their results or, in the hard
-    modes, the one at halting. Steps that take the mask, as :class:`~torchpact.Residual` does, freeze halted
-    positions; use them where positions see each other, so that halted ones need not be computed. In the
-    hard modes frozen states are the output in the end and no running sum is kept; so it is with plain
-    steps and one decision an example, when there are no gradients. Steps must leave their input as it is.
+    Plain steps run at all positions, halted or not: the output is the weighted sum of their results or, in
+    the hard modes, the one at halting. Steps that take the mask, as :class:`~torchpact.Residual` does,
+    freeze halted positions; use them where positions see each other, so that halted ones need not be
+    computed. In the hard modes the frozen states are the output and no running sum is kept, as with plain
+    steps and one decision an example, when there are no gradients. Steps must not change their input.
 
     Args:
         steps: L callables, or a single one with ``max_steps``.
@@ -242,14 +242,14 @@ class AdaptiveBlock(HaltingModule):
         context: tuple[Any, ...],
         named: Mapping[str, Any] | None,
     ) -> State:
-        before = state.versions(u)
+        before = state.versions(u) if index else None
         told: dict[str, Any] = {**named} if named else {}
         if is_indexed(step):
             told["iteration"] = index + 1
         if gate is not None and gated:
             told["gate"] = gate.to(state.parts(u)[0].dtype)
         moved: State = step(u, *context, **told)
-        if index == 0:
+        if index == 0:  # it may change the shape
             return moved
         if before != state.versions(u):
             raise ValueError(

@@ -1,4 +1,4 @@
-"""Steps and heads as users give them: modules or plain callables, one or a list."""
+"""Networks, steps and heads as users give them: modules, compiled ones, or plain callables; one or a list."""
 
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -57,3 +57,9 @@ def is_gated(step: Any) -> bool:
 def is_indexed(step: Any) -> bool:
     """Whether a step takes the number of its iteration, as ``iteration``."""
     return bool(getattr(step, "indexed", False))
+
+
+def uncompiled(model: nn.Module) -> nn.Module:
+    """Return the module that torch.compile was given, or the module itself."""
+    inner = getattr(model, "_orig_mod", model)
+    return inner if isinstance(inner, nn.Module) else model

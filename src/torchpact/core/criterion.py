@@ -116,7 +116,9 @@ def placed(
         )
     for head in made:
         if not isinstance(head, nn.Module):
-            raise TypeError(f"expected heads to be, or to return, modules, got a {type(head).__name__}")
+            raise TypeError(
+                f"expected heads to be modules, or to return a module, got a {type(head).__name__}"
+            )
     if len(made) not in (1, len(layers)):
         raise ValueError(f"expected {len(layers)} heads, or one for all, got {len(made)}")
     for head, layer in zip(made, layers, strict=False):

@@ -172,8 +172,11 @@ def steps_from_survival(stay: Tensor, dim: int) -> Tensor:
     # N = Σ_l P(z ≥ l): a sum of L numbers in [0, 1], the first of them 1, so that rounding cannot
     # take it out of [1, L]. `stay` holds 1 − h for all but the last iteration. Not cumprod, whose
     # gradient looks for zeros on the host and costs as much as a convolution in a compiled training step.
-    total = survival = torch.ones_like(stay.sum(dim))
-    for each in stay.unbind(dim):
+    if not stay.size(dim):  # L is 1
+        return torch.ones_like(stay.sum(dim))
+    survival, *others = stay.unbind(dim)
+    total = 1 + survival
+    for each in others:
         survival = survival * each
         total = total + survival
     return total

@@ -9,8 +9,7 @@ from torchpact.checks import check_number
 from torchpact.core import state
 from torchpact.core.frozen import FrozenModule
 from torchpact.core.modes import Mode, Relaxed, Thresholded
-from torchpact.core.run_bounds import run_bounds_of
-from torchpact.core.thresholds import Thresholds, as_thresholds
+from torchpact.core.thresholds import Thresholds, as_thresholds, run_bounds_of
 
 
 class HaltingModule(nn.Module):

@@ -113,7 +113,7 @@ class HaltingLoop(NamedTuple):
         check_count("max_steps", max_steps)
         if bounds is not None and not isinstance(mode, Thresholded):
             raise ValueError(f"expected the mode thresholded with thresholds, got {mode}")
-        stops = mode.leaves and not learning if may_stop is None else may_stop
+        stops = mode.can_exit_early and not learning if may_stop is None else may_stop
         stops, keeps_logits = stops and not keeps_exits, keeps_logits or keeps_exits
         fixed = None if bounds is None else tuple(bounds)
         if fixed is not None and len(fixed) != max_steps - 1:

@@ -10,8 +10,9 @@ To add a mode, subclass :class:`Mode`; to give it a name, enter it into :data:`M
 """
 
 import math
+import warnings
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -27,10 +28,22 @@ class Mode:
 
     hard: ClassVar[bool] = False
     """Whether the halting distribution is one-hot, so that the output is the state at halting."""
-    leaves: ClassVar[bool] = True
+    can_exit_early: ClassVar[bool] = True
     """Whether a position can be done for good before the last iteration."""
     needs_every_h: ClassVar[bool] = True
     """Whether the cost depends on h after halting too; if not, a recurrent layer stops early in training."""
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if "leaves" in vars(cls):
+            _warn_of_leaves()
+            cls.can_exit_early = vars(cls)["leaves"]
+
+    @property
+    def leaves(self) -> bool:
+        """The former name of ``can_exit_early``."""
+        _warn_of_leaves()
+        return self.can_exit_early
 
     def gate(self, remaining: Tensor) -> Tensor:
         """Return the active positions mask a, by which residuals are multiplied; 0 is skipped."""
@@ -75,7 +88,7 @@ class Relaxed(Mode):
 
     """
 
-    leaves: ClassVar[bool] = False
+    can_exit_early: ClassVar[bool] = False
 
     temperature: float = 2 / 3
     clip: float = 0.01
@@ -251,6 +264,14 @@ def exceeds(logits: Tensor, bound: float) -> Tensor:
     tensor([True, True])
     """
     return torch.ones_like(logits, dtype=torch.bool) if bound == -math.inf else logits > bound
+
+
+def _warn_of_leaves() -> None:
+    warnings.warn(
+        "expected can_exit_early, the name of this attribute of modes, got leaves, its former one",
+        DeprecationWarning,
+        stacklevel=3,
+    )
 
 
 def _take_all(remaining: Tensor, fires: Tensor) -> tuple[Tensor, Tensor]:

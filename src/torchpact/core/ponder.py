@@ -1,4 +1,4 @@
-"""What a run of a block leaves behind: decisions, their probabilities, and what the objective charges for."""
+"""The record of a run of a block: decisions, their probabilities, and what the objective charges for."""
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -27,8 +27,8 @@ class Ponder(NamedTuple):
 
     With ``exits`` all L iterations run, without gradients too, and ``probs`` holds every h.
 
-    A block that keeps no ``details`` (see :class:`use_mode`) leaves NaN in ``probs`` and ``expected_steps``
-    then, of which a single number is stored.
+    A block that keeps no ``details`` (see :class:`use_mode`) has NaN in ``probs`` and ``expected_steps``
+    then; a single number is stored for all of them.
 
     ``log_prob`` is None outside Discrete mode, which ``torch.func.vmap`` cannot return: let the function
     under it return the fields it needs. Heads that give NaN are not refused; NaN shows in ``probs``.
@@ -161,7 +161,8 @@ def ponder_of_logits(
     always = torch.full(steps.shape, torch.inf, dtype=dtype, device=steps.device)
     stacked = torch.stack([*logits] + [always] * (max_steps - len(logits)))
     probs = torch.sigmoid(stacked)
-    expected = steps_from_survival(torch.sigmoid(-stacked[:-1]), 0)
+    # no position goes on after a logit of +∞
+    expected = steps_from_survival(torch.sigmoid(-stacked[: min(len(logits), max_steps - 1)]), 0)
     known = every_h or not mode.hard
     return Ponder(
         probs=probs,
@@ -188,7 +189,7 @@ def is_unknown(x: Tensor) -> bool:
 
 
 def decisions_only(max_steps: int, steps: Tensor, cost: Tensor, nan: Tensor | None = None) -> Ponder:
-    """Return a ponder of decisions alone; all else is one NaN, which nobody but the caller may have.
+    """Return a ponder of decisions alone; all other fields are views of one NaN, which must not be shared.
 
     >>> ponder = decisions_only(3, torch.tensor([1, 1]), torch.ones(2))
     >>> ponder.probs.isnan().all(), ponder.steps

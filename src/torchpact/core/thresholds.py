@@ -1,18 +1,24 @@
-"""Thresholds as a value: what the halting logits must exceed, for each block or each head of a network."""
+"""Thresholds: what halting logits must exceed, by block or head of a network, and those of a single run."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from numbers import Real
 from types import MappingProxyType
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from torchpact.checks import check_number
 
 Bound = float | tuple[float, ...]
 """A logit for all heads of a block, or one for each."""
+
+_RUN: ContextVar[Mapping[object, tuple[float, ...]] | None] = ContextVar("bounds of a run", default=None)
+"""The bounds of blocks in a run of a network, which they see wherever they are called from in this thread."""
 
 
 @dataclass(frozen=True, init=False, eq=False)
@@ -170,6 +176,29 @@ def spelled(bounds: Iterable[float]) -> list[float | str]:
     """
     words = {Thresholds.NEVER: "never", Thresholds.ALWAYS: "always"}
     return [words.get(bound, bound) for bound in bounds]
+
+
+@contextmanager
+def run_bounds(bounds: Mapping[object, tuple[float, ...]]) -> Iterator[None]:
+    """Use these bounds, by block, in the calls that this thread makes within.
+
+    Args:
+        bounds: What the logits of each block's heads must exceed; other blocks keep their own.
+
+    """
+    token = _RUN.set(bounds)
+    try:
+        yield
+    finally:
+        _RUN.reset(token)
+
+
+def run_bounds_of(block: object) -> tuple[float, ...] | None:
+    """Return the bounds of this run for a block, or None where it has none."""
+    if torch.compiler.is_compiling():  # which does not trace context variables
+        return None
+    bounds = _RUN.get()
+    return None if bounds is None else bounds.get(block)
 
 
 def _entry(value: Any) -> Bound:

@@ -14,7 +14,7 @@ from torchpact.engines.conv.sparse import SPARSE
 from torchpact.engines.conv.triton.engine import GPU
 from torchpact.engines.deploy import deploy
 from torchpact.engines.deployed import Deployed
-from torchpact.engines.generic import positionwise  # noqa: F401 (likewise of residual steps by position)
+from torchpact.engines.generic import positionwise  # noqa: F401 (and how residual steps by position do)
 from torchpact.engines.generic.compact import Compact
 from torchpact.engines.generic.compiled import COMPILED
 from torchpact.engines.generic.dense import DENSE

@@ -15,7 +15,7 @@ from torchpact.core.ponder import Ponder
 from torchpact.engines.base import NetworkRunner, Runner, Unsupported
 from torchpact.engines.generic.dense import DENSE
 from torchpact.engines.graphs import generators_of, repeatable
-from torchpact.engines.reference import Reference
+from torchpact.engines.reference import BlockRunner, Reference
 from torchpact.engines.registry import ENGINES
 from torchpact.engines.timing import interleaved
 from torchpact.specs import BlockSpec, NetworkSpec
@@ -75,7 +75,8 @@ def choose(
     seconds = interleaved(calls)
     best = min(among, key=seconds.__getitem__)
     skips = any(name not in ("dense", "compiled") for name in among)
-    return Choice(best, seconds, None if type(runners[best]) is Reference else runners[best], skips)
+    as_it_is = best == "dense" and isinstance(runners[best], Reference | BlockRunner)
+    return Choice(best, seconds, None if as_it_is else runners[best], skips)
 
 
 def built(

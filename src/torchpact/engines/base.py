@@ -79,7 +79,7 @@ class NetworkRunner(ABC):
 
         """
 
-    def tune(self, images: Tensor) -> None:  # noqa: B027 (likewise)
+    def tune(self, images: Tensor) -> None:  # noqa: B027 (most have nothing to choose)
         """Choose what is fastest for calls like this one; called once, before it is measured."""
 
 
@@ -95,6 +95,7 @@ class Engine(ABC):
         host_sync: Whether its runners wait for values of the device.
         on_request: Whether it is tried only when asked for, because it takes long to build.
         hooked: Whether it runs layers that the network calls one by one, as those of an adapted network.
+        recurrent: Whether it runs recurrent layers, and nothing else.
 
     """
 
@@ -105,6 +106,7 @@ class Engine(ABC):
     host_sync: ClassVar[bool] = False
     on_request: ClassVar[bool] = False
     hooked: ClassVar[bool] = False
+    recurrent: ClassVar[bool] = False
 
     kinds: ClassVar[tuple[type, ...]] = ()
     """The kinds of steps that it is for, as classes of specs; () is any."""
@@ -115,6 +117,8 @@ class Engine(ABC):
             return self.whole
         if spec.hooked or self.hooked:
             return spec.hooked and self.hooked
+        if self.recurrent:
+            return spec.recurrent
         return not self.kinds or any(isinstance(step, self.kinds) for step in spec.steps)
 
     @abstractmethod

@@ -12,6 +12,7 @@ from torch import nn
 from torchpact.checks import one_line
 from torchpact.core.block import AdaptiveBlock
 from torchpact.core.call_args import CallArgs, call_args, channels_last, first_tensor
+from torchpact.core.callables import uncompiled
 from torchpact.core.modes import Mode, as_mode
 from torchpact.engines.attention.outside import PackedModules
 from torchpact.engines.autotune import Choice, Notes, built, choose, joined, measuring
@@ -26,7 +27,6 @@ from torchpact.engines.snapshot import left_as_it_was, snapshot
 from torchpact.engines.timing import CpuContention
 from torchpact.engines.whole import as_copy, as_sequence
 from torchpact.flops.blocks import BlockCost, block_costs
-from torchpact.flops.count import uncompiled
 from torchpact.specs import BlockSpec, block_spec, network_spec
 from torchpact.specs.call_capture import Call, adaptive_parts, captured
 from torchpact.specs.providers import is_changed, is_watched

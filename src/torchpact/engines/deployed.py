@@ -12,8 +12,7 @@ from torchpact.core.collect import active_collectors, report, uncollected
 from torchpact.core.frozen import FrozenModule
 from torchpact.core.halting_module import HaltingModule, halting_modules
 from torchpact.core.modes import Thresholded
-from torchpact.core.run_bounds import run_bounds
-from torchpact.core.thresholds import Thresholds, as_thresholds
+from torchpact.core.thresholds import Thresholds, as_thresholds, run_bounds
 from torchpact.engines.base import NetworkRunner
 from torchpact.engines.graphs import MOST_SIZES
 from torchpact.engines.inputs import InputCheck

@@ -1,4 +1,4 @@
-"""A network in CUDA graphs, one for each size of its input: kernels start without a word from the host."""
+"""A network in CUDA graphs, one for each size of its input: kernels start without the host."""
 
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -92,7 +92,7 @@ class Graphed(NetworkRunner):
         if bounds is not None:
             return self.network(images, bounds)
         if images.numel() and not torch.cuda.is_current_stream_capturing():  # not in a graph of the caller's
-            with self._lock:  # while work is queued: nobody waits for the device
+            with self._lock:  # while work is queued; no thread waits for the device
                 recording = self._recordings.get(images.shape) or self._record_if_it_returns(images)
                 if recording is not None:
                     return self._replay(recording, images)
@@ -186,7 +186,7 @@ def as_called(
 
 
 def as_called_block(run: Runner, call: CallArgs, spec: BlockSpec, notes: dict[str, None]) -> Runner:
-    """Return a runner of a block in a network of one's own likewise; why it has no graph is noted."""
+    """Return a runner of a single block in CUDA graphs where those help; why it has none is noted."""
     u = call.args[0]
     if not isinstance(u, Tensor) or u.device.type != "cuda" or run.skip_cuda_graph or len(call.values) > 1:
         return run

@@ -12,8 +12,8 @@ from torchpact.core.collect import report
 from torchpact.core.criterion import Criterion, PoolingHead
 from torchpact.core.modes import Thresholded
 from torchpact.core.ponder import Ponder, is_unknown, without_details
-from torchpact.core.run_bounds import run_bounds_of
-from torchpact.engines.base import Runner, Unsupported
+from torchpact.core.thresholds import run_bounds_of
+from torchpact.engines.base import NO_CONTEXT, Runner, Unsupported
 from torchpact.engines.hooked import PatchedLayers
 from torchpact.engines.reference import Reference
 from torchpact.flops.metering import loop_of
@@ -55,13 +55,16 @@ class PatchedPart:
         if kwargs.get("exits"):
             raise ValueError("expected a call without exits, which a deployed block skips, got exits=True")
         weights = kwargs.get("weights")
-        given = step_call(CallArgs(args, kwargs)) if kwargs else CallArgs(args)
-        context = CallArgs(given.args[1:], given.kwargs)
+        if kwargs or len(args) != 1:
+            given = step_call(CallArgs(args, kwargs))
+            u, context = given.args[0], CallArgs(given.args[1:], given.kwargs)
+        else:  # the usual call of a small block takes little time
+            u, context = args[0], NO_CONTEXT
         if weights is not None and self.weighs:  # which engines do not tell heads
             known = CallArgs(context.args, {**context.kwargs, "weights": weights})
-            ran, (*output, ponder) = False, self.reference(given.args[0], known)
+            ran, (*output, ponder) = False, self.reference(u, known)
         else:
-            ran, (*output, ponder) = self._run(given.args[0], context, own)
+            ran, (*output, ponder) = self._run(u, context, own)
         if self.contiguous:
             output = [x.contiguous() if isinstance(x, Tensor) else x for x in output]
         if ponder is None:

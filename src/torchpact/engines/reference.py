@@ -1,7 +1,7 @@
 """The reference of every part: the module itself, which runs whatever no engine can."""
 
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -10,44 +10,89 @@ from torchpact.core.block import AdaptiveBlock
 from torchpact.core.call_args import CallArgs
 from torchpact.core.modes import NeverHalt
 from torchpact.core.ponder import Ponder
-from torchpact.core.run_bounds import run_bounds
 from torchpact.core.state import State
+from torchpact.core.thresholds import run_bounds
 from torchpact.engines.base import NO_CONTEXT, Runner
 from torchpact.flops.metering import loop_of
-from torchpact.specs import BlockSpec, dense_execution, has_gated_execution
+from torchpact.specs import BlockSpec, dense_execution, gated_execution, has_gated_execution
 from torchpact.specs.blocks import Bounds
 
 
 class Reference(Runner):
-    """Runs a part by its own forward, with the thresholds of the run.
+    """Runs a part by its own forward, which reports what it did, with the thresholds of the run.
 
     Args:
         spec: What the part is.
-        dense: Whether gated steps compute every position, where engines could skip some.
 
     """
 
-    def __init__(self, spec: BlockSpec, dense: bool = False) -> None:
+    def __init__(self, spec: BlockSpec) -> None:
         self.adaptive, self.block = spec.adaptive, loop_of(spec.module)
-        self.dense = dense and any(has_gated_execution(step) for step in spec.steps)
         # the forward of the class: that of the instance may be an engine's by now
         self.forward: Any = type(spec.module).forward.__get__(spec.module)
 
     def __call__(self, u: State, context: CallArgs = NO_CONTEXT, bounds: Bounds = None) -> Any:
         """Return what the part returns."""
-        if bounds is None and not self.dense:  # what is entered takes time in small blocks
+        if bounds is None:  # entering a context takes time in small blocks
             returned = self.forward(u, *context.args, **context.kwargs)
-            return returned if self.adaptive else (returned, None)
-        with ExitStack() as stack:
-            if bounds is not None:
-                stack.enter_context(run_bounds({self.block: bounds}))
-            if self.dense:
-                stack.enter_context(dense_execution())
-            returned = self.forward(u, *context.args, **context.kwargs)
+        else:
+            with run_bounds({self.block: bounds}):
+                returned = self.forward(u, *context.args, **context.kwargs)
         return returned if self.adaptive else (returned, None)
 
     def accepts(self, u: State, context: CallArgs) -> bool:
         """Any call that the part takes."""
+        return True
+
+
+class BlockRunner(Runner):
+    """Runs the steps and heads of an adaptive block as they are, and reports nothing.
+
+    Args:
+        spec: The block; its module is an :class:`~torchpact.AdaptiveBlock`.
+        rows: Whether gated steps compute active rows only where an engine can, or every position.
+
+    Example:
+        >>> steps = [tp.Residual(nn.Linear(8, 8), by_position=True) for _ in range(3)]
+        >>> block = tp.AdaptiveBlock(steps, nn.Linear(8, 1), mode="thresholded")
+        >>> runner = BlockRunner(tp.specs.block_spec(block), rows=True)
+        >>> output, ponder = runner(torch.randn(2, 5, 8))
+        >>> output.shape, ponder.steps.shape
+        (torch.Size([2, 5, 8]), torch.Size([2, 5, 1]))
+
+    """
+
+    def __init__(self, spec: BlockSpec, rows: bool = False) -> None:
+        assert isinstance(spec.module, AdaptiveBlock)
+        self.spec, self.block, self.host_sync = spec, spec.module, rows
+        self.is_gated = any(has_gated_execution(step) for step in spec.steps)
+        self.execution = gated_execution if rows else dense_execution
+
+    @torch.no_grad()
+    def __call__(
+        self, u: State, context: CallArgs = NO_CONTEXT, bounds: Bounds = None
+    ) -> tuple[State, Ponder]:
+        """Run the block; see :class:`Runner`."""
+        with self.execution() if self.is_gated else nullcontext():
+            return self._run(u, context, bounds)
+
+    def _run(self, u: State, context: CallArgs, bounds: Bounds) -> tuple[State, Ponder]:
+        mode = self.spec.mode
+        loop, u = self.block.iterate(
+            u,
+            context.args,
+            context.kwargs,
+            mode=mode,
+            bounds=self.block.bounds_of(mode, None) if bounds is None else bounds,
+            keeps_logits=self.spec.keeps_details,
+        )
+        output, ponder = loop.result(u)
+        # not by _replace, which torch.compile of 2.11 cannot trace
+        probs, steps, expected, cost, log_prob, *_ = ponder
+        return output, Ponder(probs, steps, expected, cost, log_prob, None, self.spec.label, self.spec.price)
+
+    def accepts(self, u: State, context: CallArgs) -> bool:
+        """Any context that steps take."""
         return True
 
 

@@ -16,7 +16,7 @@ from torchpact.engines.generic.dense import DENSE
 from torchpact.engines.graphs import Graphed, as_called, generators_of
 from torchpact.engines.hooked import PatchedLayers
 from torchpact.engines.patching import PatchedPart, Patches, patch, patched
-from torchpact.engines.reference import Reference
+from torchpact.engines.reference import BlockRunner, Reference
 from torchpact.engines.sequential import BlockByBlock, Whole
 from torchpact.engines.timing import interleaved
 from torchpact.specs import NetworkSpec, has_gated_execution
@@ -52,7 +52,7 @@ def as_copy(
     }
     gated = {part: each for part, each in patches.items() if _skips_itself(each)}
     dense: dict[nn.Module, PatchedPart | PatchedLayers] = {
-        part: PatchedPart(each.spec, Reference(each.spec, dense=True)) for part, each in gated.items()
+        part: PatchedPart(each.spec, BlockRunner(each.spec)) for part, each in gated.items()
     }
     ways: dict[str, Patches] = {"dense": dense, "plain": plain}
     if skipping:
@@ -73,7 +73,7 @@ def as_copy(
         among = ["blocks"]  # as was asked for
     best = fastest(seconds, among)
     if best == "dense":
-        for part, each in skipping.items():
+        for part, each in patches.items():
             instead: Any = dense[part].runner if part in dense else None
             each.runner = instead
     patch(patches)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from torchpact.core.call_args import call_args, first_tensor
+from torchpact.core.callables import uncompiled
 from torchpact.core.frozen import FrozenModule
 from torchpact.core.ponder import Ponder
 from torchpact.flops.blocks import block_costs
@@ -205,12 +206,6 @@ def _network(model: nn.Module) -> NetworkSpec:
     if spec is None:
         raise TypeError(f"expected a torchpact ResNet, got {type(net).__name__}")
     return spec
-
-
-def uncompiled(model: nn.Module) -> nn.Module:
-    """Return the module that torch.compile was given, or the module itself."""
-    inner = getattr(model, "_orig_mod", model)
-    return inner if isinstance(inner, nn.Module) else model
 
 
 @contextmanager

@@ -112,7 +112,7 @@ def check_head(halting: Callable[[State], Tensor], state: State) -> None:
 def _run(cell: nn.Module, x: Tensor, state: Any, expected: str) -> Any:
     try:
         return cell(x, state)
-    except Exception as error:  # whatever somebody's cell makes of it
+    except Exception as error:  # a user's cell may raise anything
         why = f"{type(error).__name__}: {one_line(error)}"
         raise ValueError(f"{expected}; {type(cell).__name__} raised {why}") from error
 

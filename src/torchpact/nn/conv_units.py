@@ -121,7 +121,7 @@ class HaltingHead(nn.Module):
 
 
 def _mean(u: Tensor) -> Tensor:
-    """Return the mean over all positions, of which one is left.
+    """Return the mean over all positions, as a map of one position.
 
     On a GPU rows come first: to add up all positions of a map with channels last at once, it took four times
     the memory of the map.
@@ -203,10 +203,17 @@ def join_patches(x: Tensor) -> Tensor:
     return x.flatten(4).flatten(2, 3) if x.dim() == 6 else x
 
 
+class FusibleNorm(nn.BatchNorm2d):
+    """The base of batch norms that compute their ReLU in the same kernel."""
+
+    def activated(self, x: Tensor) -> Tensor:
+        """Normalise and rectify."""
+        return F.relu(self(x))
+
+
 def activated(norm: nn.BatchNorm2d, u: Tensor) -> Tensor:
-    """Normalise and rectify: at once, where the norm knows how to."""
-    at_once = getattr(norm, "activated", None)
-    return F.relu(norm(u)) if at_once is None else at_once(u)
+    """Normalise and rectify, in one kernel where the norm has one."""
+    return norm.activated(u) if isinstance(norm, FusibleNorm) else F.relu(norm(u))
 
 
 def make_norm(channels: int) -> nn.BatchNorm2d:
@@ -222,14 +229,14 @@ def make_conv(inputs: int, outputs: int, stride: int = 1) -> nn.Conv2d:
 
 
 def make_pointwise(inputs: int, outputs: int) -> nn.Conv2d:
-    """A 1×1 convolution without bias, likewise."""
+    """A 1×1 convolution without bias, drawn by He's variance scaling."""
     conv = nn.Conv2d(inputs, outputs, 1, bias=False)
     nn.init.kaiming_normal_(conv.weight, nonlinearity="relu")
     return conv
 
 
 def make_linear(inputs: int, outputs: int, bias: float = 0.0) -> nn.Linear:
-    """A linear layer, drawn likewise, with a bias to start from."""
+    """A linear layer, drawn by He's variance scaling, with a bias to start from."""
     linear = nn.Linear(inputs, outputs)
     nn.init.kaiming_normal_(linear.weight, nonlinearity="relu")
     nn.init.constant_(linear.bias, bias)

@@ -283,7 +283,7 @@ class AdaptiveRNN(nn.Module):
     ) -> tuple[HaltingLoop, State]:
         if self.never_halts and bounds is None:
             return repeated(self._transition, self.max_steps, u, first, again, mode)
-        may_stop = mode.leaves and not (torch.is_grad_enabled() and mode.needs_every_h)
+        may_stop = mode.can_exit_early and not (torch.is_grad_enabled() and mode.needs_every_h)
         loop, u = self.block.iterate(u, (first, again), mode=mode, bounds=bounds, may_stop=may_stop)
         return loop, loop.output_of(u)
 

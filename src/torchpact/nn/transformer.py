@@ -23,8 +23,8 @@ class TransformerUnit(nn.TransformerEncoderLayer):
     It is ``nn.TransformerEncoderLayer(…, norm_first=True, batch_first=True)`` but for the gate, with its
     parameters, by their names; :meth:`of` makes one of such a layer. It is a step of an adaptive block, not a
     layer of ``nn.TransformerEncoder``, and computes attention by itself, so that hooks of ``self_attn`` are
-    not called. ``padding`` is true for tokens that nobody attends to, (batch, length). With ``causal`` tokens
-    attend to those before them, and to themselves.
+    not called. ``padding``, of shape (batch, length), is true for tokens that are not attended to. With
+    ``causal`` tokens attend to those before them, and to themselves.
 
     >>> units = [TransformerUnit(32, heads=4) for _ in range(3)]
     >>> block = tp.AdaptiveBlock(units, nn.Linear(32, 1), mode="thresholded")

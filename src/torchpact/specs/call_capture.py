@@ -24,7 +24,7 @@ class Call(NamedTuple):
 
     given: CallArgs
     output: Any
-    """What came out, of which only shapes are known unless outputs are kept."""
+    """The output; an empty tensor of its shape unless outputs are kept."""
     ponder: Ponder | None
     """What it did; None of a part that is not adaptive."""
     real: torch.Tensor | None = None

@@ -1,6 +1,6 @@
-"""Who can tell what a module is: networks register providers, engines and FLOPs ask.
+"""The registry of providers, which tell what a module is: networks register them, engines and FLOPs ask.
 
-A provider is for modules of exactly one class: what a subclass changes, nobody knows but its author, who may
+A provider is for modules of exactly one class: what a subclass changes only its author knows, who may
 register a provider of its own. It returns a spec, or raises a :class:`TypeError` or :class:`ValueError` that
 says in a line why there is none, as for a layer with other settings: "expected it to have …". In the spec of
 a block, "it" becomes the number of the step or head: "expected step 2 to have …".

@@ -91,7 +91,7 @@ class ConvUnit:
 
     @cached_property
     def shift(self) -> Tensor:
-        """The shift of the first norm, likewise."""
+        """The shift of the first norm, see :attr:`scale`."""
         return self.norms[0].shift[:, None, None].to(self.weight.dtype)
 
     @cached_property

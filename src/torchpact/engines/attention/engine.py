@@ -18,7 +18,7 @@ class AttentionEngine(Engine):
         """Return None for runs of known transformer layers in a mode in which tokens halt for good."""
         if not isinstance(spec, BlockSpec) or not spec.hooked:
             return "attention: expected layers that their network calls itself"
-        if not (spec.mode.hard and spec.mode.leaves):
+        if not (spec.mode.hard and spec.mode.can_exit_early):
             return f"attention: expected a mode in which tokens halt for good, got {spec.mode}"
         for number, step in enumerate(spec.steps, start=1):
             if not isinstance(step, AttentionLayer):

@@ -51,7 +51,7 @@ class LayersRunner:
         steps = [step for step in spec.steps if isinstance(step, AttentionLayer)]
         if len(steps) < len(spec.steps) or not steps:
             raise Unsupported("expected layers of attention, got others")
-        if not (spec.mode.hard and spec.mode.leaves):
+        if not (spec.mode.hard and spec.mode.can_exit_early):
             raise Unsupported(f"expected a mode that takes hard decisions, got {spec.mode}")
         if spec.heads and len(spec.heads) != len(steps) - 1:
             raise Unsupported(

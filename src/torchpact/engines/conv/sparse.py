@@ -144,7 +144,7 @@ class _Head(NamedTuple):
 
 
 class _Unit:
-    """Of two 3×3 convolutions, the first of which is wanted at all pixels near active ones."""
+    """A unit of two 3×3 convolutions; the first is computed at all pixels near active ones."""
 
     def __init__(self, unit: ConvUnit) -> None:
         self.scale, self.shift = unit.scale.flatten(), unit.shift.flatten()
@@ -164,7 +164,7 @@ class _Unit:
 
 
 class _Bottleneck:
-    """Of which only the second convolution looks at neighbours."""
+    """A bottleneck unit, whose second convolution alone looks at neighbours."""
 
     def __init__(self, unit: ConvUnit) -> None:
         self.scale, self.shift = unit.scale.flatten(), unit.shift.flatten()

@@ -32,6 +32,9 @@ from torchpact.engines.generic.per_example import (
 from torchpact.specs import BlockSpec, NetworkSpec
 from torchpact.specs.blocks import Bounds
 
+_STATE_ALONE = [True, [], {}]
+"""The layout of a call with a tensor and no context."""
+
 
 class CompactRunner(Runner):
     """Runs an adaptive block, without gradients, on the examples that are still active.
@@ -79,6 +82,8 @@ class CompactRunner(Runner):
             return True
         if state.parts(u)[0].dim() != self.dimensions:
             return False
+        if self.layout == _STATE_ALONE and isinstance(u, Tensor):  # the usual call takes little time
+            return not (context.args or context.kwargs)
         given = (u, context.args, dict(context.kwargs))
         return has_layout(self.layout, given, example_shape(u, self.positions))
 
@@ -93,7 +98,7 @@ class CompactRunner(Runner):
     ) -> tuple[State, Ponder]:
         """Run the block on ``u``; see :class:`~torchpact.AdaptiveBlock`."""
         mode = self.block.mode if mode is None else as_mode(mode)
-        if not mode.leaves:
+        if not mode.can_exit_early:
             raise Unsupported(f"expected a mode in which examples halt for good, got {mode}")
         shape = example_shape(u, self.positions)
         rest: tuple[Any, ...] = (context.args, dict(context.kwargs))
@@ -110,52 +115,74 @@ class CompactRunner(Runner):
     def _run(
         self, u: State, rest: tuple[Any, ...], per_example: Any, mode: Mode, bounds: Bounds
     ) -> tuple[State, Ponder]:
-        block = self.block
-        keep = block.details or not isinstance(mode, Thresholded)
+        keep = self.block.details or not isinstance(mode, Thresholded)
         # logits of halted rows are +∞ already
-        loop = HaltingLoop.start(mode, block.max_steps, bounds=bounds, may_stop=False, keeps_logits=keep)
-        before, u = u, block.run_step(0, u, None, *rest)
-        logits, memory = block.ask(Exit(u, before, 0, context=CallArgs(*rest)))
-        if logits.shape != state.per_example(logits):
-            raise Unsupported(f"expected one halting logit an example, got logits of {tuple(logits.shape)}")
-        if block.max_steps == 1:
-            return u, decide(loop, logits)[0].ponder()
-        output = state.map_state(lambda part: torch.zeros_like(part, dtype=_sum_dtype(part, mode.hard)), u)
-        active: Tensor | None = None  # the rows that are left; None while all are
-        for index in range(1, block.max_steps):
-            if index > 1:
-                # all examples are decided for, so that draws do not depend on which have halted
-                exit = Exit(u, before, index - 1, None, memory, CallArgs(*rest))
-                found, memory = block.ask(exit)
-                logits = _spread(found, active, loop)
-            loop, weight = decide(loop, logits)
-            assert loop.gate is not None
-            assert weight is not None
-            if not mode.hard:
-                _add(output, active, u, _rows(weight, active))
-            gate = _rows(loop.gate, active)
-            goes_on = (gate > 0).flatten()
-            stay = goes_on.nonzero().squeeze(1)
-            if not stay.size(0):
-                loop.draw_the_rest()
-                break
-            if stay.size(0) < goes_on.size(0):
-                if mode.hard:
-                    gone = (~goes_on).nonzero().squeeze(1)
-                    left = gone if active is None else active.index_select(0, gone)
-                    output = _put(output, left, state.rows_of(u, gone))
-                active = stay if active is None else active.index_select(0, stay)
-                u, gate = state.rows_of(u, stay), gate.index_select(0, stay)
-                rest = rows(rest, per_example, stay)
-                memory = _rows_of_memory(memory, stay)
-            before, u = u, block.run_step(index, u, gate, *rest)
-        # of the last rows, or of those that halted last
-        if mode.hard:
-            output = u if active is None else _put(output, active, u)
-        else:
-            assert loop.remaining is not None
-            _add(output, active, u, _rows(loop.remaining, active))
-        return state.like(output, u), loop.ponder()
+        loop = HaltingLoop.start(mode, self.block.max_steps, bounds=bounds, may_stop=False, keeps_logits=keep)
+        loop, output = run_compacted(self.block, u, rest, per_example, loop)
+        return output, loop.ponder()
+
+
+def run_compacted(
+    block: AdaptiveBlock, u: State, rest: tuple[Any, ...], per_example: Any, loop: HaltingLoop
+) -> tuple[HaltingLoop, State]:
+    """Run a block; after each step, drop the examples that have halted from the batch.
+
+    Args:
+        block: The block, with one decision an example and steps that treat examples independently.
+        u: The state to begin with.
+        rest: What steps are given besides: a tuple of positional arguments, and a dictionary of named ones.
+        per_example: Which parts of ``rest`` have an entry for each example, see :func:`is_per_example`.
+        loop: The loop before the first step.
+
+    Returns:
+        The loop after the last decision, of all examples, and the output of the block.
+
+    Raises:
+        Unsupported: The heads give more than one logit an example.
+
+    """
+    hard = loop.rules.mode.hard
+    before, u = u, block.run_step(0, u, None, *rest)
+    logits, memory = block.ask(Exit(u, before, 0, context=CallArgs(*rest)))
+    if logits.shape != state.per_example(logits):
+        raise Unsupported(f"expected one halting logit an example, got logits of {tuple(logits.shape)}")
+    if block.max_steps == 1:
+        return decide(loop, logits)[0], u
+    output = state.map_state(lambda part: torch.zeros_like(part, dtype=_sum_dtype(part, hard)), u)
+    active: Tensor | None = None  # the rows that are left; None while all are
+    for index in range(1, block.max_steps):
+        if index > 1:
+            # decisions are made for all examples, so that draws do not depend on which have halted
+            found, memory = block.ask(Exit(u, before, index - 1, None, memory, CallArgs(*rest)))
+            logits = _spread(found, active, loop)
+        loop, weight = decide(loop, logits)
+        assert loop.gate is not None
+        assert weight is not None
+        if not hard:
+            _add(output, active, u, _rows(weight, active))
+        gate = _rows(loop.gate, active)
+        goes_on = (gate > 0).flatten()
+        stay = goes_on.nonzero().squeeze(1)
+        if not stay.size(0):
+            loop.draw_the_rest()
+            break
+        if stay.size(0) < goes_on.size(0):
+            if hard:
+                halted = (~goes_on).nonzero().squeeze(1)
+                where = halted if active is None else active.index_select(0, halted)
+                output = _put(output, where, state.rows_of(u, halted))
+            active = stay if active is None else active.index_select(0, stay)
+            u, gate = state.rows_of(u, stay), gate.index_select(0, stay)
+            rest = rows(rest, per_example, stay)
+            memory = _rows_of_memory(memory, stay)
+        before, u = u, block.run_step(index, u, gate, *rest)
+    # of the last rows, or of those that halted last
+    if hard:
+        output = u if active is None else _put(output, active, u)
+    else:
+        assert loop.remaining is not None
+        _add(output, active, u, _rows(loop.remaining, active))
+    return loop, state.like(output, u)
 
 
 class Compact(Engine):
@@ -173,7 +200,7 @@ class Compact(Engine):
         """Blocks with one decision an example, in a mode in which examples halt for good."""
         if not isinstance(spec, BlockSpec) or not isinstance(spec.module, AdaptiveBlock) or not spec.heads:
             return "compact: expected an adaptive block"
-        if not spec.mode.leaves:
+        if not spec.mode.can_exit_early:
             return f"compact: expected a mode in which examples halt for good, got {spec.mode}"
         if conv_block_problem(spec) is None and any(head.taps is not None for head in spec.conv_heads or ()):
             return "compact: expected one decision an image, got one a pixel"
@@ -225,7 +252,7 @@ def _add(output: State, index: Tensor | None, u: State, weight: Tensor) -> None:
         if index is None:
             total.add_(weight * part)
         else:
-            total.index_add_(0, index, weight * part)
+            total.index_add_(0, index, (weight * part).to(total.dtype))  # under autocast
 
 
 def _sum_dtype(part: Tensor, hard: bool) -> torch.dtype:

@@ -6,13 +6,14 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from torchpact.core.block import AdaptiveBlock
 from torchpact.core.call_args import CallArgs
 from torchpact.core.ponder import Ponder
 from torchpact.core.state import State
 from torchpact.engines.base import NO_CONTEXT, Engine, Runner
 from torchpact.engines.conv.folded import folded_block, folded_units
 from torchpact.engines.conv.support import bounds_of, conv_block_problem
-from torchpact.engines.reference import AllSteps, Reference
+from torchpact.engines.reference import AllSteps, BlockRunner, Reference
 from torchpact.specs import BlockSpec, NetworkSpec
 from torchpact.specs.blocks import Bounds
 
@@ -35,9 +36,9 @@ class Dense(Engine):
     def build(self, spec: BlockSpec | NetworkSpec, example: CallArgs = NO_CONTEXT) -> Runner:
         """Return a runner that computes every step everywhere, and masks."""
         assert isinstance(spec, BlockSpec)
-        if conv_block_problem(spec) is not None:
-            return Reference(spec, dense=True)
-        return FoldedRunner(spec) if spec.adaptive else PlainUnits(spec)
+        if conv_block_problem(spec) is None:
+            return FoldedRunner(spec) if spec.adaptive else PlainUnits(spec)
+        return BlockRunner(spec) if isinstance(spec.module, AdaptiveBlock) else Reference(spec)
 
     def build_plain(self, spec: BlockSpec, ponders: Sequence[Ponder | None] = ()) -> Runner:
         """Return what runs all steps of a part without decisions: what an adaptive one is compared with.

@@ -2,7 +2,7 @@
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -85,9 +85,7 @@ class RecurrentRunner(Runner):
 class RecurrentEngine(Engine):
     """An engine for recurrent layers; an example's first argument is the input of the layer."""
 
-    def concerns(self, spec: BlockSpec | NetworkSpec) -> bool:
-        """Whether a part is a recurrent layer."""
-        return isinstance(spec, BlockSpec) and spec.recurrent
+    recurrent: ClassVar[bool] = True
 
     def supports(self, spec: BlockSpec | NetworkSpec, example: CallArgs) -> str | None:
         """Return None if it can run such a layer on such a call, or one line that says why not."""

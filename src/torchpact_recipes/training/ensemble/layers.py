@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from torchpact.checks import at_least_single
 from torchpact.models import HaltingHead
-from torchpact.nn.conv_units import average_patches, join_patches
+from torchpact.nn.conv_units import FusibleNorm, average_patches, join_patches
 
 
 class JointConv2d(nn.Conv2d):
@@ -30,7 +30,7 @@ class JointConv2d(nn.Conv2d):
         return torch.cat([F.conv2d(part, weight, None, self.stride, self.padding) for part, weight in parts])
 
 
-class JointNorm(nn.BatchNorm2d):
+class JointNorm(FusibleNorm):
     """Batch norms of several networks, a row of weights and statistics each; with their ReLU."""
 
     kernels: Any = None

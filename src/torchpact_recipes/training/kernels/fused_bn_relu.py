@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.library import triton_op
 from torch.nn import functional as F
 
+from torchpact.nn.conv_units import FusibleNorm
 from torchpact_recipes.training.replacing import as_kind, replaced
 
 M = TypeVar("M", bound=nn.Module)
@@ -219,7 +220,7 @@ def _channels(x: Tensor) -> Tensor:
     return x[:, None, None] if x.dim() == 1 else x[:, None, :, None, None]
 
 
-class OneKernelNorm(nn.BatchNorm2d):
+class OneKernelNorm(FusibleNorm):
     """nn.BatchNorm2d that can be had with its ReLU, by the kernels above where they serve: on a GPU."""
 
     def activated(self, x: Tensor) -> Tensor:
