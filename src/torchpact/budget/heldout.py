@@ -9,13 +9,14 @@ from torch import Tensor, nn
 from torchpact.budget.scores import Score, agreement, checked_score, similarity
 from torchpact.budget.search import Record
 from torchpact.core.call_args import CallArgs, call_args, first_tensor, tensors_in
+from torchpact.core.callables import uncompiled
 from torchpact.core.collect import collect
 from torchpact.core.exits import exit_thresholds
 from torchpact.core.halting_module import halting_modules
 from torchpact.core.overrides import use_mode, use_thresholds
 from torchpact.core.thresholds import Thresholds
 from torchpact.flops.blocks import Meter
-from torchpact.flops.count import evaluating, uncompiled
+from torchpact.flops.count import evaluating
 from torchpact.specs.call_capture import batch_size
 
 _KEPT = 2**26

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from torchpact.core.call_args import call_args, first_tensor
+from torchpact.core.callables import uncompiled
 from torchpact.core.collect import collect
 from torchpact.core.exits import exit_thresholds
 from torchpact.core.halting import iteration_index
@@ -15,7 +16,7 @@ from torchpact.core.overrides import use_mode, use_thresholds
 from torchpact.core.ponder import Ponder, is_unknown, mean_over_positions
 from torchpact.flops.attention import key_value_flops, token_flops
 from torchpact.flops.blocks import Meter
-from torchpact.flops.count import evaluating, uncompiled
+from torchpact.flops.count import evaluating
 from torchpact.specs import AttentionLayer, block_spec
 
 KINDS = ("relaxed", "sampled", "thresholded")

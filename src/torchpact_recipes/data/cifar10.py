@@ -20,7 +20,6 @@ from torchpact_recipes.data.cifar10_formats import (
     read_batches,
 )
 from torchpact_recipes.data.fetching import (
-    Store,
     how_to_fetch,
     read_stored,
     store_from_first,

