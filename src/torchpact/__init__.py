@@ -8,6 +8,7 @@ The criteria     criteria: what heads look at; use_heads, Exits, exit_thresholds
 The objective    map_loss; reinforce_loss, rloo_loss, EMABaseline; exact_loss, advantage_loss, ponder_loss
 The networks     models: ResNets, plain and adaptive; AdaptiveRNN; count_flops: what a run costs
 Your network     adapt, unadapt, summary; collect: what its blocks did; save_pretrained, from_pretrained
+Does it pay?     diagnose: before training, by exit; after, which heads are dead and why
 To a budget      Budget: train to it; calibrate: thresholds that meet it, ThresholdTable: for several
 Deployment       deploy: the same outputs, halted work skipped
 Other problems   svo: stochastic variational optimization of any f(z)
@@ -15,7 +16,7 @@ Other problems   svo: stochastic variational optimization of any f(z)
 
 from torchpact import models, svo
 from torchpact.adapt import adapt, from_pretrained, save_pretrained, summary, unadapt
-from torchpact.budget import Budget, PriceController, ThresholdTable, calibrate
+from torchpact.budget import Budget, Diagnosis, PriceController, ThresholdTable, calibrate, diagnose
 from torchpact.core.baseline import EMABaseline
 from torchpact.core.block import AdaptiveBlock
 from torchpact.core.collect import Ponders, collect
@@ -43,6 +44,7 @@ __all__ = [
     "AdaptiveBlock",
     "AdaptiveRNN",
     "Budget",
+    "Diagnosis",
     "Discrete",
     "EMABaseline",
     "Exits",
@@ -67,6 +69,7 @@ __all__ = [
     "criteria",
     "decide",
     "deploy",
+    "diagnose",
     "exact_loss",
     "exit_thresholds",
     "expected_steps",

@@ -84,6 +84,18 @@ def best_bounds(record: Record, budget: float) -> tuple[float, ...] | None:
     return None if found is None else _polished(record, options, found, budget)
 
 
+def bounds_at_price(record: Record, price: float) -> tuple[float, ...]:
+    """Return bounds of a high mean score less price times mean cost: each is optimal given the others.
+
+    Args:
+        record: Of held-out examples.
+        price: Of a unit of the cost.
+
+    """
+    record = Record(record.logits.float().cpu(), record.costs.double().cpu(), record.scores.double().cpu())
+    return tuple(_swept(record, [Thresholds.NEVER] * len(record.logits), price))
+
+
 def _best_of_all(
     record: Record, options: Sequence[Sequence[float]], budget: float
 ) -> tuple[float, ...] | None:

@@ -8,6 +8,7 @@ from typing import Any
 from torchpact_recipes.commands.bench import bench
 from torchpact_recipes.commands.data import app as data
 from torchpact_recipes.commands.demo import demo
+from torchpact_recipes.commands.diagnose import diagnose
 from torchpact_recipes.commands.evaluate import evaluate
 from torchpact_recipes.commands.maps import maps
 from torchpact_recipes.commands.report import report
@@ -18,7 +19,7 @@ from torchpact_recipes.commands.zoo import app as zoo
 
 def register(app: Any) -> None:
     """Add all commands to a Typer application."""
-    for command in (demo, train, evaluate, maps, bench, report, reproduce):
+    for command in (demo, diagnose, train, evaluate, maps, bench, report, reproduce):
         app.command(help=_paragraphs(command))(command)
     app.add_typer(data, name="data")
     app.add_typer(zoo, name="zoo")
