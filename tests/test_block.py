@@ -467,6 +467,7 @@ def test_compiles_as_one_graph(mode, grad):
         assert all(p.grad is not None for p in block.parameters())
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("g++") is None, reason="inductor needs a C++ compiler")
 @pytest.mark.parametrize("mode", [tp.Relaxed(temperature=0.5), tp.ACT()], ids=str)
 def test_inductor_gives_the_same_network(mode):

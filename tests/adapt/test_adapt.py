@@ -303,6 +303,43 @@ def test_heads_of_ones_own_are_made_by_layer_and_width():
     assert (ponders[0].steps == 1).all()
 
 
+@pytest.mark.parametrize("per", ["token", "example"])
+def test_states_without_tokens_halt_by_example(per):
+    class Residual(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.norm, self.linear = nn.LayerNorm(8), nn.Linear(8, 8)
+
+        def forward(self, u):
+            return u + self.linear(self.norm(u))
+
+    class Network(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = nn.ModuleList(Residual() for _ in range(3))
+
+        def forward(self, u):
+            for layer in self.layers:
+                u = layer(u)
+            return u
+
+    torch.manual_seed(0)
+    net, u = tp.adapt(Network(), per=per).eval(), torch.randn(6, 8)
+    head = net.torchpact.runs[0].heads[0]
+    nn.init.normal_(head.weight)
+    nn.init.zeros_(head.bias)
+    states = [net.layers[0](u)]
+    states += [net.layers[1](states[0])]
+    states += [net.layers[2](states[1])]
+    with tp.collect(net) as ponders, torch.no_grad():
+        output = net(u)
+    normal = nn.functional.layer_norm(states[0], (8,))
+    halts = normal @ head.weight[0] > 0
+    assert 0 < halts.sum() < 6
+    assert torch.equal(ponders[0].steps.flatten(), torch.where(halts, 1, 3))
+    torch.testing.assert_close(output, torch.where(halts.unsqueeze(1), states[0], states[2]))
+
+
 def test_a_pooling_head_of_ones_own_sees_the_padding():
     class Longest(PoolingHead):
         """Halts texts of fewer than four tokens."""

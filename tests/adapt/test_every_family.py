@@ -261,6 +261,7 @@ def test_decisions_per_example_are_one_an_example(case):
     assert all(ponder.steps.shape[0] == 5 and ponder.steps.numel() == 5 for ponder in ponders)
 
 
+@pytest.mark.slow
 @every_family
 def test_compiling_the_whole_network_changes_nothing(case):
     net, inputs = randomize(tp.adapt(case.build())), case.inputs(3, 5)

@@ -334,7 +334,7 @@ def test_the_name_and_the_price_are_those_of_the_layer(batch_first):
     for options in ({}, {"lengths": [2, 1, 2]}):
         fast, slow = both(rnn, random(3, 3, 3), **options)
         assert_same(fast, slow)
-        assert fast[2][6:] == ("reader", 3.0)
+        assert (fast[2].name, fast[2].price) == ("reader", 3.0)
 
 
 def test_wrong_calls_are_told_as_by_the_layer():

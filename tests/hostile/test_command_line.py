@@ -100,6 +100,7 @@ def test_what_a_terminal_cannot_show_does_not_fail_what_is_done(monkeypatch, enc
     assert line.startswith({"ascii": b"+- x tau - \\u2202", "latin-1": b"\xb1 \xd7 tau"}.get(encoding, b""))
 
 
+@pytest.mark.slow
 def test_training_in_a_folder_of_any_name_and_in_ascii_ends_well(tmp_path):
     if sys.platform != "linux":
         pytest.skip("names of files are bytes on Linux only")

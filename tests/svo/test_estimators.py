@@ -88,6 +88,7 @@ def test_sample_shapes_follow_torch_distributions():
     assert not q.sample().requires_grad
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [chain, vector])
 @pytest.mark.parametrize("baseline", [None, tp.EMABaseline()])
 def test_reinforce_is_unbiased(make, baseline):

@@ -64,13 +64,15 @@ class ExampleHead(TokenHead, PoolingHead):
         """Return one logit an example.
 
         Args:
-            u: States of tokens, of three dimensions.
+            u: States of tokens, of three dimensions, or of examples, (batch, width).
             weights: How much each token counts, of a shape that broadcasts to the state; None for all alike.
 
         """
         length = 1 - self.batch_dim
         if self.normalize:
             u = F.layer_norm(u, (u.size(-1),))
+        if u.dim() == 2:
+            return F.linear(u, self.weight, self.bias)
         if weights is None:
             mean = u.mean(length, keepdim=True)
         else:
