@@ -285,6 +285,29 @@ def test_blocks_of_timm_in_other_forms_run_as_they_are():
     assert "without norms inside" in fast.explain()
 
 
+class Doubled:
+    """A forward that a layer has by itself: what its class computes, times two."""
+
+    def __init__(self, layer):
+        self.layer = layer
+
+    def __call__(self, *args, **kwargs):
+        return 2 * type(self.layer).forward(self.layer, *args, **kwargs)
+
+
+@torch.no_grad()
+def test_a_forward_of_a_layers_own_runs_in_the_deployed_copy():
+    net, batch = adapted(bert), tokens(2, 5)
+    layer = net.encoder.layer[1]
+    before = net(**batch).last_hidden_state
+    layer.forward = Doubled(layer)
+    with pytest.warns(UserWarning, match="dense"):
+        fast = tp.deploy(net, batch, engines=["attention"])
+    expected = net(**batch).last_hidden_state
+    assert not torch.allclose(expected, before)
+    assert torch.equal(fast(**batch).last_hidden_state, expected)
+
+
 @torch.no_grad()
 def test_other_layers_run_as_they_are_with_the_reason():
     class Step(nn.Module):
