@@ -166,7 +166,12 @@ class LayerHook:
         """
         carried = self._on(before, scope)
         taken = 0 if carried is None else carried.loop.taken
-        if taken == 0 and self.index in (None, 0) and scope is not None:
+        if (
+            taken == 0
+            and not (carried is not None and in_backward())
+            and self.index in (None, 0)
+            and scope is not None
+        ):
             return self._begun(before, scope)
         if carried is not None and self.index in (None, taken):
             if not torch.is_grad_enabled() and not torch.compiler.is_compiling():
@@ -175,8 +180,8 @@ class LayerHook:
         if scope is not None:
             raise ValueError(
                 f"expected the layers of {self.run.name!r} to be called one after the other, each with what "
-                f"the one before it returned; layer {(self.index or 0) + 1} was given another tensor: leave "
-                "this run out by where=, or call its layers in turn"
+                f"the one before it returned; layer {(self.index or 0) + 1} was given another tensor: remove "
+                "hooks that replace what a layer takes or returns, or leave this run out by where="
             )
         raise ValueError(
             f"expected the layers of {self.run.name!r} to be computed again with the states they had, got "
