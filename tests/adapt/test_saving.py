@@ -102,6 +102,16 @@ def test_a_checkpoint_as_trainers_write_it_comes_back(tmp_path):
         assert torch.equal(first(again(**inputs)), first(net(**inputs)))
 
 
+@pytest.mark.parametrize("dtype", [None, torch.float32])
+def test_a_checkpoint_as_trainers_write_it_keeps_its_precision_or_gets_another(dtype, tmp_path):
+    net = randomize(tp.adapt(BERT.build())).bfloat16()
+    net.save_pretrained(tmp_path)
+    again = tp.from_pretrained(tmp_path, **({} if dtype is None else {"dtype": dtype}))
+    assert {parameter.dtype for parameter in again.parameters()} == {dtype or torch.bfloat16}
+    for ours, theirs in zip(again.parameters(), net.parameters(), strict=True):
+        assert torch.equal(ours.bfloat16(), theirs)
+
+
 def test_the_record_tells_names_kinds_and_widths(tmp_path):
     tp.save_pretrained(tp.adapt(BERT.build(), per="example"), tmp_path)
     record = json.loads((tmp_path / "torchpact.json").read_text())

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from torchpact.adapt.adapting import NAME, adapt, adaptation_of, holder_of, unadapt
@@ -193,13 +194,17 @@ def _from_checkpoint(folder: Path, heads: Heads | None, options: Mapping[str, An
     net = kind(kind.config_class.from_pretrained(folder, **options))
     again = _adapted(net, _config(config[NAME], file), heads, file)
     weights: dict[str, Tensor] = load_file(folder / BACKBONE)
-    missing, unexpected = again.load_state_dict(weights, strict=False)
+    dtype = options.get("dtype")
+    if isinstance(dtype, torch.dtype):
+        weights = {key: each.to(dtype) if each.is_floating_point() else each for key, each in weights.items()}
+    missing, unexpected = again.load_state_dict(weights, strict=False, assign=True)  # in their precision
     again.tie_weights()
     tied = set(getattr(again, "_tied_weights_keys", None) or ())
     missing = [key for key in missing if key not in tied]
     if missing or unexpected:
         raise ValueError(
-            f"expected the weights of this network in {folder}; got {[*missing, *unexpected][0]!r} amiss"
+            f"expected the weights of this network in {folder}; {[*missing, *unexpected][0]!r} is "
+            f"{'missing' if missing else 'not one of them'}"
         )
     return again.eval()
 
