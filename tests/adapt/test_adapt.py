@@ -98,6 +98,16 @@ def test_an_adapted_network_is_refused():
     refused(tp.adapt(Chain(mlps())), r"got an adapted one: tp\.unadapt first$")
 
 
+def test_layers_that_another_adapted_network_has_are_refused():
+    inner = Chain(mlps())
+    tp.adapt(nn.Sequential(inner))
+    refused(inner, r"^expected layers that are not adapted yet, got 'layers\.0', .* tp\.unadapt")
+
+
+def test_a_network_that_is_wrapped_already_is_refused():
+    refused(nn.DataParallel(Chain(mlps())), r"got a DataParallel, .* adapt the network first, then wrap it$")
+
+
 def test_a_network_with_adaptive_blocks_is_refused():
     refused(tp.models.psact_resnet32(), r"^expected a network without adaptive blocks, got 'blocks\.0'$")
 
@@ -124,6 +134,21 @@ def test_decoders_cannot_decide_per_example():
         r"^expected per='token' for the layers of Llama in 'model\.layers', since a cache",
         per="example",
     )
+
+
+def test_a_bert_that_is_a_decoder_decides_for_tokens_and_knows_the_padding_of_its_cache():
+    transformers = pytest.importorskip("transformers")
+    sizes = {"hidden_size": 16, "num_hidden_layers": 3, "num_attention_heads": 2, "intermediate_size": 24}
+    config = transformers.BertConfig(vocab_size=20, is_decoder=True, **sizes)
+    net = transformers.BertLMHeadModel(config).eval()
+    refused(net, r"^expected per='token' .* since a cache keeps tokens", per="example")
+    ids, mask = torch.ones(2, 4, dtype=torch.long), torch.tensor([[1, 1, 1, 1], [0, 1, 1, 0]])
+    tp.adapt(net)
+    cache = transformers.DynamicCache(config=config)
+    with tp.collect(net) as ponders, torch.no_grad():
+        net(input_ids=ids[:, :2], attention_mask=mask[:, :2], past_key_values=cache)
+        net(input_ids=ids[:, 2:], attention_mask=mask, past_key_values=cache)
+    assert torch.equal(torch.cat([ponder.weights.squeeze(2) for ponder in ponders], 1), mask.float())
 
 
 def test_layers_of_tokens_cannot_decide_per_pixel():

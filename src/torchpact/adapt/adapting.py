@@ -126,6 +126,7 @@ def adapt(
     start = BIAS if bias is None else check_number("bias", bias, open_low=True, open_high=True)
     found, refused = find_runs(root, where)
     check_found(root, found, refused, where)
+    hooks.check_free(found)
     given = None if example is None else call_args(example)
     kinds, unknown = _kinds(root, found, given, {run.name: run for run in record})
     if unknown and (where is not None or not kinds):
@@ -278,14 +279,16 @@ def _run(
 
 def _is_decoder(net: nn.Module, run: FoundRun) -> bool:
     """Whether layers run with a cache; those that no family knows do, if their network generates."""
-    return hasattr(net, "generate") if run.family is None else run.family.causal
+    if run.family is None:
+        return hasattr(net, "generate")
+    return run.family.causal or bool(getattr(run.layers[-1], "is_decoder", False))  # a BERT may be one
 
 
 def _per(net: nn.Module, run: FoundRun, is_map: bool, per: Per | None) -> Per:
     decoder = _is_decoder(net, run)
     choices: tuple[Per, ...]
     if run.family is not None:
-        choices = run.family.per
+        choices = tuple(each for each in run.family.per if each != "example" or not decoder)
     elif decoder:
         choices = ("token",)
     else:

@@ -19,6 +19,25 @@ OTHER_INPUTS = ("pixel_values", "pixel_values_videos", "input_features", "input_
 """What encoders of images and sounds take first: padding of a text beside them is not theirs."""
 
 
+def check_free(found: Iterable[FoundRun]) -> None:
+    """Refuse layers that are adapted already, as part of another network.
+
+    Args:
+        found: The runs that were found.
+
+    Raises:
+        ValueError: A layer has the hook of another run.
+
+    """
+    for run in found:
+        for name, layer in zip(run.layer_names, run.layers, strict=True):
+            if any(isinstance(hook, LayerHook) for hook in layer._forward_hooks.values()):
+                raise ValueError(
+                    f"expected layers that are not adapted yet, got {name!r}, which another adapted network "
+                    "has, too: tp.unadapt that one first, or adapt a copy"
+                )
+
+
 def install(
     net: nn.Module, pairs: Iterable[tuple[FoundRun, LayerRun]], around: Iterable[nn.Module] = ()
 ) -> None:

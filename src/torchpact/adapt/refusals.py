@@ -6,6 +6,16 @@ from torchpact.adapt.find import FoundRun, Refusal, Where, find_runs
 from torchpact.core.halting_module import halting_modules
 
 
+_WRAPPERS = {
+    "DataParallel",
+    "DistributedDataParallel",
+    "FullyShardedDataParallel",
+    "FSDPModule",
+    "DeepSpeedEngine",
+}
+"""Classes of networks that are spread over devices, whose parameters were told once."""
+
+
 def check_plain(net: nn.Module, name: str) -> None:
     """Refuse networks that cannot be made adaptive as a whole.
 
@@ -15,11 +25,18 @@ def check_plain(net: nn.Module, name: str) -> None:
 
     Raises:
         TypeError: It is not called.
-        ValueError: It has something of this name, or adaptive blocks.
+        ValueError: It has something of this name, or adaptive blocks, or is spread over devices already.
 
     """
     if isinstance(net, nn.ModuleList | nn.ModuleDict):
         raise TypeError(f"expected a network that is called, got a {type(net).__name__}: adapt what holds it")
+    for module in net.modules():
+        kinds = _WRAPPERS & {kind.__name__ for kind in type(module).__mro__}
+        if kinds:
+            raise ValueError(
+                f"expected a network that is not wrapped yet, got a {kinds.pop()}, which would not synchronise "
+                "the heads: adapt the network first, then wrap it"
+            )
     if hasattr(net, name):
         raise ValueError(f"expected a network without an attribute {name!r}, which heads would be under")
     for block in halting_modules(net):
