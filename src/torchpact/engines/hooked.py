@@ -7,7 +7,8 @@ from torch import Tensor, nn
 
 from torchpact.core.call_args import CallArgs
 from torchpact.core.collect import Collectors, report
-from torchpact.core.layer_hooks import Executed, LayerHook, first_state
+from torchpact.core.layer_calls import first_state
+from torchpact.core.layer_hooks import Executed, LayerHook
 from torchpact.core.layer_run import LayerRun
 from torchpact.core.layer_scopes import Entry, entry_of, scope_of
 from torchpact.core.ponder import Ponder
