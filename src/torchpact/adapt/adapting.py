@@ -1,7 +1,7 @@
 """adapt: a network whose layers halt, made in place of one that runs all of them; and back again."""
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -10,14 +10,13 @@ from torch import nn
 from torchpact.adapt import hooks
 from torchpact.adapt.config import AdaptConfig, RunConfig
 from torchpact.adapt.find import FoundRun, Refusal, Where, find_runs
-from torchpact.adapt.heads import Heads, default_head, name_of, with_heads
+from torchpact.adapt.heads import Heads, name_of, with_heads
 from torchpact.adapt.initial_bias import bias_within, check_call
+from torchpact.adapt.make_runs import decides_for, kinds_of, run_of
 from torchpact.adapt.network import holders_of, inner_network
 from torchpact.adapt.refusals import check_found, check_plain
-from torchpact.adapt.width import StateKind, state_kind
 from torchpact.checks import check_number
-from torchpact.core.call_args import CallArgs, call_args
-from torchpact.core.criterion import placed
+from torchpact.core.call_args import call_args
 from torchpact.core.layer_run import LayerRun, Per
 
 NAME = "torchpact"
@@ -128,7 +127,7 @@ def adapt(
     check_found(root, found, refused, where)
     hooks.check_free(found)
     given = None if example is None else call_args(example)
-    kinds, unknown = _kinds(root, found, given, {run.name: run for run in record})
+    kinds, unknown = kinds_of(root, found, given, {run.name: run for run in record})
     if unknown and (where is not None or not kinds):
         raise ValueError(unknown[0].reason)
     refused += unknown
@@ -136,8 +135,8 @@ def adapt(
     runs, configs = [], []
     for each in found:
         kind = kinds[each.name]
-        decides = _per(root, each, kind.is_map, per)
-        run = _run(root, each, kind, decides, start, heads)
+        decides = decides_for(root, each, kind.is_map, per)
+        run = run_of(root, each, kind, decides, start, heads)
         runs.append(run.train(root.training))
         configs.append(RunConfig(each.name, len(each.layers), decides, kind.width, kind.is_map))
     config = with_heads(AdaptConfig(tuple(configs), start, name_of(heads), frozen), runs)
@@ -233,74 +232,6 @@ def _record(net: nn.Module, config: AdaptConfig) -> None:
     own = getattr(net, "config", None)
     if hasattr(own, "to_json_string"):
         setattr(own, NAME, json.loads(config.to_json()))
-
-
-def _kinds(
-    net: nn.Module, found: list[FoundRun], example: CallArgs | None, record: Mapping[str, RunConfig]
-) -> tuple[dict[str, StateKind], list[Refusal]]:
-    """Return the kinds of the states of runs by their names, and the runs of which it cannot be told."""
-    kinds, unknown = {}, []
-    for run in found:
-        if run.family is None and run.name in record:
-            kinds[run.name] = StateKind(record[run.name].width, record[run.name].is_map)
-            continue
-        try:
-            kinds[run.name] = state_kind(net, run, example)
-        except ValueError as error:
-            unknown.append(Refusal(run.name, str(error)))
-    return kinds, unknown
-
-
-def _run(
-    net: nn.Module, found: FoundRun, kind: StateKind, per: Per, bias: float, heads: Heads | None
-) -> LayerRun:
-    """Return a run with a head for every layer but the last, or a single one for layers that are one."""
-    family = found.family
-    batch_dim = 0 if family is None or family.batch_dim is None else family.batch_dim(found.layers[-1])
-    normalize = family is None or family.normalize
-    shared = len({id(layer) for layer in found.layers}) == 1
-    layers = found.layers[:1] if shared else found.layers[:-1]
-    if heads is None:
-        made = [default_head(layer, kind, per, bias, normalize, batch_dim) for layer in layers]
-    else:
-        made = placed(net, heads, layers, per, kind.width)
-    return LayerRun(
-        found.name,
-        found.layers,
-        found.layer_names,
-        made,
-        per=per,
-        batch_dim=batch_dim,
-        causal=_is_decoder(net, found),
-        width=kind.width,
-        is_map=kind.is_map,
-    )
-
-
-def _is_decoder(net: nn.Module, run: FoundRun) -> bool:
-    """Whether layers run with a cache; those that no family knows do, if their network generates."""
-    if run.family is None:
-        return hasattr(net, "generate")
-    return run.family.causal or bool(getattr(run.layers[-1], "is_decoder", False))  # a BERT may be one
-
-
-def _per(net: nn.Module, run: FoundRun, is_map: bool, per: Per | None) -> Per:
-    decoder = _is_decoder(net, run)
-    choices: tuple[Per, ...]
-    if run.family is not None:
-        choices = tuple(each for each in run.family.per if each != "example" or not decoder)
-    elif decoder:
-        choices = ("token",)
-    else:
-        choices = ("pixel" if is_map else "token", "example")
-    if per is None:
-        return choices[0]
-    if per not in choices:
-        kind = type(run.layers[-1]).__name__ if run.family is None else run.family.name
-        why = ", since a cache keeps tokens whose examples go on" if decoder else ""
-        options = " or ".join(repr(each) for each in choices)
-        raise ValueError(f"expected per={options} for the layers of {kind} in {run.name!r}{why}; got {per!r}")
-    return per
 
 
 def _settings_of(net: nn.Module, run: FoundRun) -> dict[str, Any]:

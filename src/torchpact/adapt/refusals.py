@@ -5,7 +5,6 @@ from torch import nn
 from torchpact.adapt.find import FoundRun, Refusal, Where, find_runs
 from torchpact.core.halting_module import halting_modules
 
-
 _WRAPPERS = {
     "DataParallel",
     "DistributedDataParallel",
@@ -34,8 +33,8 @@ def check_plain(net: nn.Module, name: str) -> None:
         kinds = _WRAPPERS & {kind.__name__ for kind in type(module).__mro__}
         if kinds:
             raise ValueError(
-                f"expected a network that is not wrapped yet, got a {kinds.pop()}, which would not synchronise "
-                "the heads: adapt the network first, then wrap it"
+                f"expected a network that is not wrapped yet, got a {kinds.pop()}, which would not "
+                "synchronise the heads: adapt the network first, then wrap it"
             )
     if hasattr(net, name):
         raise ValueError(f"expected a network without an attribute {name!r}, which heads would be under")
