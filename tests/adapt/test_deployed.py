@@ -285,6 +285,20 @@ def test_blocks_of_timm_in_other_forms_run_as_they_are():
     assert "without norms inside" in fast.explain()
 
 
+@torch.no_grad()
+def test_an_example_of_nothing_but_padding_weighs_nothing():
+    net = adapted(bert, per="example")
+    batch = {"input_ids": torch.randint(3, 50, (3, 5)), "attention_mask": torch.ones(3, 5, dtype=torch.long)}
+    batch["attention_mask"][1] = 0
+    fast = deployed(net, batch)
+    with tp.collect(net) as expected, tp.collect(fast) as found:
+        net(**batch)
+        fast(**batch)
+    assert torch.equal(found[0].weights, torch.tensor([1.0, 0.0, 1.0]).view(3, 1, 1))
+    assert torch.equal(found[0].weights, expected[0].weights)
+    assert torch.equal(found[0].steps[::2], expected[0].steps[::2])
+
+
 class Doubled:
     """A forward that a layer has by itself: what its class computes, times two."""
 
