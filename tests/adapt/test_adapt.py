@@ -136,6 +136,14 @@ def test_decoders_cannot_decide_per_example():
     )
 
 
+def test_runs_are_in_the_mode_of_their_layers():
+    inner = Chain(mlps()).eval()
+    net = Chain([inner])  # as one's own module around a pretrained network: it is in training
+    x = states()
+    before = net(x)
+    assert torch.equal(tp.adapt(net)(x), before)
+
+
 def test_a_bert_that_is_a_decoder_decides_for_tokens_and_knows_the_padding_of_its_cache():
     transformers = pytest.importorskip("transformers")
     sizes = {"hidden_size": 16, "num_hidden_layers": 3, "num_attention_heads": 2, "intermediate_size": 24}

@@ -137,7 +137,7 @@ def adapt(
         kind = kinds[each.name]
         decides = decides_for(root, each, kind.is_map, per)
         run = run_of(root, each, kind, decides, start, heads)
-        runs.append(run.train(root.training))
+        runs.append(run.train(each.layers[-1].training))
         configs.append(RunConfig(each.name, len(each.layers), decides, kind.width, kind.is_map))
     config = with_heads(AdaptConfig(tuple(configs), start, name_of(heads), frozen), runs)
     trained = frozenset(name for name, p in root.named_parameters() if frozen and p.requires_grad)

@@ -33,8 +33,8 @@ def check_free(found: Iterable[FoundRun]) -> None:
         for name, layer in zip(run.layer_names, run.layers, strict=True):
             if any(isinstance(hook, LayerHook) for hook in layer._forward_hooks.values()):
                 raise ValueError(
-                    f"expected layers that are not adapted yet, got {name!r}, which another adapted network "
-                    "has, too: tp.unadapt that one first, or adapt a copy"
+                    f"expected layers that are not adapted yet, got {name!r}, which halts as part of "
+                    "another adapted network: tp.unadapt that network first"
                 )
 
 
