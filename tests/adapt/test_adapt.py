@@ -84,7 +84,7 @@ def test_a_network_without_layers_is_refused():
 
 
 def test_a_list_that_nobody_calls_is_refused():
-    refused(nn.ModuleList(mlps()), r"^expected a network that is called, got a ModuleList", TypeError)
+    refused(nn.ModuleList(mlps()), r"^expected a network with a forward, got a ModuleList", TypeError)
 
 
 def test_what_holds_no_network_is_refused():
@@ -173,7 +173,7 @@ def test_a_name_that_is_no_run_is_refused_with_those_there_are():
 
 def test_a_width_that_nothing_tells_is_asked_for():
     net = Chain([nn.Sequential(nn.Linear(WIDTH, 8), nn.Linear(8, WIDTH)) for _ in range(3)])
-    refused(net, r"in 'layers', got Sequential, of which nothing is known: pass example=$")
+    refused(net, r"in 'layers', got Sequential: pass example=$")
     assert runs(tp.adapt(net, example=states()))[0].heads[0].weight.shape == (1, WIDTH)
 
 
@@ -291,7 +291,7 @@ def test_layers_that_two_runs_share_are_adapted_once():
     lines = str(tp.summary(tp.adapt(Both()))).splitlines()
     assert lines[1].startswith("adaptive    one.layers: 3 × ResidualMLP, per token")
     assert (
-        lines[2] == "as it was   two.layers: expected layers of its own, got some that 'one.layers' has, too"
+        lines[2] == "unchanged   two.layers: expected layers that no other run has, got some of 'one.layers'"
     )
 
 
@@ -374,7 +374,7 @@ def test_where_takes_a_function_of_name_and_list():
 def test_unknown_lists_beside_known_layers_wait_for_where():
     net = BERT.build()
     net.extra = nn.ModuleList(mlps())
-    assert "as it was   extra: layers of no known family beside known ones" in str(tp.summary(tp.adapt(net)))
+    assert "unchanged   extra: layers of no known family beside known ones" in str(tp.summary(tp.adapt(net)))
     tp.unadapt(net)
     assert [run.name for run in runs(tp.adapt(net, where="extra"))] == ["extra"]
 

@@ -202,7 +202,7 @@ def test_heads_of_another_network_are_refused(tmp_path):
 
 
 def test_a_network_that_is_not_adapted_is_refused(tmp_path):
-    with pytest.raises(ValueError, match=r"^expected an adapted network, got TransformerEncoder as it was"):
+    with pytest.raises(ValueError, match=r"^expected an adapted network, got a plain TransformerEncoder"):
         tp.save_pretrained(torch_encoder(), tmp_path / "x")
     assert not (tmp_path / "x").exists()
 

@@ -146,7 +146,7 @@ def _without_shared(runs: list[FoundRun], refused: list[Refusal]) -> list[FoundR
             kept.append(run)
             taken |= {id(layer): run.name for layer in run.layers}
         else:
-            refused.append(Refusal(run.name, f"expected layers of its own, got some that {other!r} has, too"))
+            refused.append(Refusal(run.name, f"expected layers that no other run has, got some of {other!r}"))
     return kept
 
 
