@@ -322,6 +322,47 @@ def test_a_forward_of_a_layers_own_runs_in_the_deployed_copy():
     assert torch.equal(fast(**batch).last_hidden_state, expected)
 
 
+def with_attention_of_ones_own(net):
+    for layer in net.encoder.layer:
+        kind = type(layer.attention.self)
+
+        class Scaled(kind):
+            def forward(self, *args, **kwargs):
+                attended, *rest = super().forward(*args, **kwargs)
+                return (1.5 * attended, *rest)
+
+        layer.attention.self.__class__ = Scaled
+    return "got a Scaled of tests"
+
+
+def with_an_attention_function_of_ones_own(net):
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+    from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    def scaled(*args, **kwargs):
+        return 1.5 * sdpa_attention_forward(*args, **kwargs)[0], None
+
+    ALL_ATTENTION_FUNCTIONS.register("scaled", scaled)
+    ALL_MASK_ATTENTION_FUNCTIONS.register("scaled", sdpa_mask)
+    net.set_attn_implementation("scaled")
+    return "got the implementation 'scaled'"
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("change", [with_attention_of_ones_own, with_an_attention_function_of_ones_own])
+def test_attention_of_ones_own_runs_as_it_is(change):
+    net, batch = bert().eval(), tokens(2, 5)
+    before = net(**batch).last_hidden_state
+    reason = change(net)
+    expected = tp.adapt(net)(**batch).last_hidden_state
+    assert not torch.allclose(expected, before, atol=1e-3)
+    with pytest.warns(UserWarning, match="dense"):
+        fast = tp.deploy(net, batch, engines=["attention"])
+    assert torch.equal(fast(**batch).last_hidden_state, expected)
+    assert reason in fast.explain()
+
+
 @torch.no_grad()
 def test_other_layers_run_as_they_are_with_the_reason():
     class Step(nn.Module):
