@@ -294,8 +294,9 @@ def test_an_example_of_nothing_but_padding_weighs_nothing():
     with tp.collect(net) as expected, tp.collect(fast) as found:
         net(**batch)
         fast(**batch)
-    assert torch.equal(found[0].weights, torch.tensor([1.0, 0.0, 1.0]).view(3, 1, 1))
-    assert torch.equal(found[0].weights, expected[0].weights)
+    for ponder in (found[0], expected[0]):
+        assert ponder.weights is not None
+        assert ponder.weights.flatten().tolist() == [1, 0, 1]
     assert torch.equal(found[0].steps[::2], expected[0].steps[::2])
 
 
@@ -326,12 +327,11 @@ def with_attention_of_ones_own(net):
     for layer in net.encoder.layer:
         kind = type(layer.attention.self)
 
-        class Scaled(kind):
-            def forward(self, *args, **kwargs):
-                attended, *rest = super().forward(*args, **kwargs)
-                return (1.5 * attended, *rest)
+        def scaled(self, *args, kind=kind, **kwargs):
+            attended, *rest = kind.forward(self, *args, **kwargs)
+            return (1.5 * attended, *rest)
 
-        layer.attention.self.__class__ = Scaled
+        layer.attention.self.__class__ = type("Scaled", (kind,), {"forward": scaled})
     return "got a Scaled of tests"
 
 

@@ -25,7 +25,7 @@ _CARRIED = "torchpact_carried"
 
 
 class _Call:
-    """One call of a run: what was captured when it was entered. A recomputation uses it again."""
+    """One call of a run: mode, padding and collectors at its start, which a recomputation uses again."""
 
     def __init__(self, run: LayerRun, entry: Entry) -> None:
         self.run, self.weights, mode = run, entry.weights, entry.mode
@@ -42,7 +42,7 @@ class _Call:
         self.ended = False
 
     def end(self, ponder: Ponder) -> None:
-        """Hand over what the run did, once."""
+        """Report the ponder of the run, once."""
         if not self.ended:
             self.ended = True
             report(self.run, self.run.finished(ponder, self.weights), self.collectors)
@@ -51,7 +51,7 @@ class _Call:
 
 
 class _Carried:
-    """What travels on a hidden tensor: the call, its loop after the layers so far, and how to check the next.
+    """The value on a hidden tensor: the call, its loop after the layers so far, and what checks need.
 
     It is left out when the tensor is copied or pickled.
     """
@@ -70,7 +70,7 @@ class _Carried:
 
 
 class Executed:
-    """What travels on a hidden tensor where an engine runs the layers: hooks leave such a call alone.
+    """The value on a hidden tensor while an engine runs the layers: hooks ignore such a call.
 
     Args:
         run: The run whose layers are called.
@@ -87,7 +87,7 @@ class Executed:
 
     @staticmethod
     def on(u: Any, run: LayerRun) -> "Executed | None":
-        """Return what travels on a state between the layers of a run, if an engine runs them."""
+        """Return the value on a state between the layers of a run, if an engine runs them."""
         found = getattr(u, _CARRIED, None)
         return found if isinstance(found, Executed) and found.run is run else None
 
@@ -158,7 +158,7 @@ class LayerHook:
         return [u, *rest] if isinstance(output, list) else (u, *rest)
 
     def _carried(self, before: Tensor, scope: Scope | None) -> _Carried:
-        """Return what the layer has to go on with.
+        """Return the loop that the layer continues.
 
         Raises:
             ValueError: It is not called with what the layer before it returned.
@@ -190,7 +190,7 @@ class LayerHook:
         )
 
     def _on(self, before: Tensor, scope: Scope | None) -> _Carried | None:
-        """Return what travels on a state, or on the tensor that it is another name of."""
+        """Return the value on a state, or on the tensor that it is an alias of."""
         found = getattr(before, _CARRIED, None)
         if found is None and scope is not None and scope.latest and not torch.compiler.is_compiling():
             # FSDP2 hands a layer an alias of what it is given, to hear of the end of its backward pass
@@ -222,7 +222,7 @@ class LayerHook:
         return carried
 
     def _check(self, carried: _Carried, before: Tensor, after: Tensor, given: Sequence[Any]) -> None:
-        """Refuse layers whose halted positions could not be kept."""
+        """Refuse layers whose halted positions cannot be frozen."""
         name, number = self.run.name, carried.loop.taken + 1
         if after.shape != before.shape:
             raise ValueError(
