@@ -104,6 +104,16 @@ def test_layers_that_another_adapted_network_has_are_refused():
     refused(inner, r"^expected layers that are not adapted yet, got 'layers\.0', .* tp\.unadapt")
 
 
+def test_unadapt_leaves_the_hooks_of_another_network_that_shares_modules():
+    shared = Chain(mlps())
+    other, net = nn.Sequential(shared), nn.Sequential(shared, Chain(mlps()))
+    tp.adapt(other)
+    tp.unadapt(tp.adapt(net, where="1.layers"))
+    with tp.collect(other) as ponders:
+        net(states())
+    assert [ponder.name for ponder in ponders] == ["0.layers"]
+
+
 def test_a_network_that_is_wrapped_already_is_refused():
     refused(nn.DataParallel(Chain(mlps())), r"got a DataParallel, .* adapt the network first, then wrap it$")
 

@@ -186,10 +186,9 @@ def unadapt(net: Any) -> Any:
 
     """
     root = holder_of(inner_network(net))
-    before = adaptation_of(root).before
-    hooks.remove(root)
-    for holder in holders_of(root, net):
-        hooks.remove(holder)
+    before, runs = adaptation_of(root).before, adaptation_of(root).runs
+    for module in (root, *holders_of(root, net)):
+        hooks.remove(module, runs)
     delattr(root, NAME)
     own = getattr(root, "config", None)
     if hasattr(own, NAME):

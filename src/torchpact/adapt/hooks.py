@@ -100,15 +100,22 @@ def freeze_norms(net: nn.Module) -> None:
             module.register_forward_pre_hook(FrozenNorm(), prepend=True)
 
 
-def remove(net: nn.Module) -> None:
-    """Remove the hooks of this file from a network, also copies; frozen norms follow ``train()`` again."""
+def remove(net: nn.Module, runs: Iterable[nn.Module]) -> None:
+    """Remove the hooks of runs from a network; frozen norms follow ``train()`` again.
+
+    Args:
+        net: The network.
+        runs: Its runs; hooks of another adapted network, which may share modules with it, stay.
+
+    """
+    own = [*runs]
     for module in net.modules():
         for hooks, extras in (
             (module._forward_hooks, (module._forward_hooks_with_kwargs, module._forward_hooks_always_called)),
             (module._forward_pre_hooks, (module._forward_pre_hooks_with_kwargs,)),
         ):
             for key, hook in [*hooks.items()]:
-                if is_ours(hook):
+                if is_ours(hook) and (isinstance(hook, FrozenNorm) or _drives(hook, own)):
                     if isinstance(hook, FrozenNorm) and hook.switched:
                         module.training = net.training
                     del hooks[key]
@@ -119,6 +126,12 @@ def remove(net: nn.Module) -> None:
 def is_ours(hook: Any) -> bool:
     """Whether a hook is one of those that an adapted network has."""
     return isinstance(hook, LayerHook | FrozenNorm) or isinstance(getattr(hook, "__self__", None), ScopeHook)
+
+
+def _drives(hook: Any, runs: list[nn.Module]) -> bool:
+    """Whether a hook of a layer, or of a module around layers, belongs to one of these runs."""
+    driven = (hook.run,) if isinstance(hook, LayerHook) else hook.__self__.runs
+    return any(run is each for run in driven for each in runs)
 
 
 def _arguments(module: nn.Module) -> list[str]:
