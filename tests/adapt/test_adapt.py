@@ -84,7 +84,7 @@ def test_a_network_without_layers_is_refused():
 
 
 def test_a_list_that_nobody_calls_is_refused():
-    refused(nn.ModuleList(mlps()), r"^expected a network that is called, got a ModuleList", TypeError)
+    refused(nn.ModuleList(mlps()), r"^expected a network with a forward, got a ModuleList", TypeError)
 
 
 def test_what_holds_no_network_is_refused():
@@ -96,6 +96,26 @@ def test_what_holds_no_network_is_refused():
 
 def test_an_adapted_network_is_refused():
     refused(tp.adapt(Chain(mlps())), r"got an adapted one: tp\.unadapt first$")
+
+
+def test_layers_that_another_adapted_network_has_are_refused():
+    inner = Chain(mlps())
+    tp.adapt(nn.Sequential(inner))
+    refused(inner, r"^expected layers that are not adapted yet, got 'layers\.0', .* tp\.unadapt")
+
+
+def test_unadapt_leaves_the_hooks_of_another_network_that_shares_modules():
+    shared = Chain(mlps())
+    other, net = nn.Sequential(shared), nn.Sequential(shared, Chain(mlps()))
+    tp.adapt(other)
+    tp.unadapt(tp.adapt(net, where="1.layers"))
+    with tp.collect(other) as ponders:
+        net(states())
+    assert [ponder.name for ponder in ponders] == ["0.layers"]
+
+
+def test_a_network_that_is_wrapped_already_is_refused():
+    refused(nn.DataParallel(Chain(mlps())), r"got a DataParallel, .* adapt the network first, then wrap it$")
 
 
 def test_a_network_with_adaptive_blocks_is_refused():
@@ -126,6 +146,29 @@ def test_decoders_cannot_decide_per_example():
     )
 
 
+def test_runs_are_in_the_mode_of_their_layers():
+    inner = Chain(mlps()).eval()
+    net = Chain([inner])  # as one's own module around a pretrained network: it is in training
+    x = states()
+    before = net(x)
+    assert torch.equal(tp.adapt(net)(x), before)
+
+
+def test_a_bert_that_is_a_decoder_decides_for_tokens_and_knows_the_padding_of_its_cache():
+    transformers = pytest.importorskip("transformers")
+    sizes = {"hidden_size": 16, "num_hidden_layers": 3, "num_attention_heads": 2, "intermediate_size": 24}
+    config = transformers.BertConfig(vocab_size=20, is_decoder=True, **sizes)
+    net = transformers.BertLMHeadModel(config).eval()
+    refused(net, r"^expected per='token' .* since a cache keeps tokens", per="example")
+    ids, mask = torch.ones(2, 4, dtype=torch.long), torch.tensor([[1, 1, 1, 1], [0, 1, 1, 0]])
+    tp.adapt(net)
+    cache = transformers.DynamicCache(config=config)
+    with tp.collect(net) as ponders, torch.no_grad():
+        net(input_ids=ids[:, :2], attention_mask=mask[:, :2], past_key_values=cache)
+        net(input_ids=ids[:, 2:], attention_mask=mask, past_key_values=cache)
+    assert torch.equal(torch.cat([weights(ponder) for ponder in ponders], 1), mask.float())
+
+
 def test_layers_of_tokens_cannot_decide_per_pixel():
     refused(
         BERT.build(),
@@ -140,7 +183,7 @@ def test_a_name_that_is_no_run_is_refused_with_those_there_are():
 
 def test_a_width_that_nothing_tells_is_asked_for():
     net = Chain([nn.Sequential(nn.Linear(WIDTH, 8), nn.Linear(8, WIDTH)) for _ in range(3)])
-    refused(net, r"in 'layers', got Sequential, of which nothing is known: pass example=$")
+    refused(net, r"in 'layers', got Sequential: pass example=$")
     assert runs(tp.adapt(net, example=states()))[0].heads[0].weight.shape == (1, WIDTH)
 
 
@@ -258,7 +301,7 @@ def test_layers_that_two_runs_share_are_adapted_once():
     lines = str(tp.summary(tp.adapt(Both()))).splitlines()
     assert lines[1].startswith("adaptive    one.layers: 3 × ResidualMLP, per token")
     assert (
-        lines[2] == "as it was   two.layers: expected layers of its own, got some that 'one.layers' has, too"
+        lines[2] == "unchanged   two.layers: expected layers that no other run has, got some of 'one.layers'"
     )
 
 
@@ -378,7 +421,7 @@ def test_where_takes_a_function_of_name_and_list():
 def test_unknown_lists_beside_known_layers_wait_for_where():
     net = BERT.build()
     net.extra = nn.ModuleList(mlps())
-    assert "as it was   extra: layers of no known family beside known ones" in str(tp.summary(tp.adapt(net)))
+    assert "unchanged   extra: layers of no known family beside known ones" in str(tp.summary(tp.adapt(net)))
     tp.unadapt(net)
     assert [run.name for run in runs(tp.adapt(net, where="extra"))] == ["extra"]
 

@@ -286,6 +286,84 @@ def test_blocks_of_timm_in_other_forms_run_as_they_are():
 
 
 @torch.no_grad()
+def test_an_example_of_nothing_but_padding_weighs_nothing():
+    net = adapted(bert, per="example")
+    batch = {"input_ids": torch.randint(3, 50, (3, 5)), "attention_mask": torch.ones(3, 5, dtype=torch.long)}
+    batch["attention_mask"][1] = 0
+    fast = deployed(net, batch)
+    with tp.collect(net) as expected, tp.collect(fast) as found:
+        net(**batch)
+        fast(**batch)
+    for ponder in (found[0], expected[0]):
+        assert ponder.weights is not None
+        assert ponder.weights.flatten().tolist() == [1, 0, 1]
+    assert torch.equal(found[0].steps[::2], expected[0].steps[::2])
+
+
+class Doubled:
+    """A forward that a layer has by itself: what its class computes, times two."""
+
+    def __init__(self, layer):
+        self.layer = layer
+
+    def __call__(self, *args, **kwargs):
+        return 2 * type(self.layer).forward(self.layer, *args, **kwargs)
+
+
+@torch.no_grad()
+def test_a_forward_of_a_layers_own_runs_in_the_deployed_copy():
+    net, batch = adapted(bert), tokens(2, 5)
+    layer = net.encoder.layer[1]
+    before = net(**batch).last_hidden_state
+    layer.forward = Doubled(layer)
+    with pytest.warns(UserWarning, match="dense"):
+        fast = tp.deploy(net, batch, engines=["attention"])
+    expected = net(**batch).last_hidden_state
+    assert not torch.allclose(expected, before)
+    assert torch.equal(fast(**batch).last_hidden_state, expected)
+
+
+def with_attention_of_ones_own(net):
+    for layer in net.encoder.layer:
+        kind = type(layer.attention.self)
+
+        def scaled(self, *args, kind=kind, **kwargs):
+            attended, *rest = kind.forward(self, *args, **kwargs)
+            return (1.5 * attended, *rest)
+
+        layer.attention.self.__class__ = type("Scaled", (kind,), {"forward": scaled})
+    return "got a Scaled of tests"
+
+
+def with_an_attention_function_of_ones_own(net):
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+    from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    def scaled(*args, **kwargs):
+        return 1.5 * sdpa_attention_forward(*args, **kwargs)[0], None
+
+    ALL_ATTENTION_FUNCTIONS.register("scaled", scaled)
+    ALL_MASK_ATTENTION_FUNCTIONS.register("scaled", sdpa_mask)
+    net.set_attn_implementation("scaled")
+    return "got the implementation 'scaled'"
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("change", [with_attention_of_ones_own, with_an_attention_function_of_ones_own])
+def test_attention_of_ones_own_runs_as_it_is(change):
+    net, batch = bert().eval(), tokens(2, 5)
+    before = net(**batch).last_hidden_state
+    reason = change(net)
+    expected = tp.adapt(net)(**batch).last_hidden_state
+    assert not torch.allclose(expected, before, atol=1e-3)
+    with pytest.warns(UserWarning, match="dense"):
+        fast = tp.deploy(net, batch, engines=["attention"])
+    assert torch.equal(fast(**batch).last_hidden_state, expected)
+    assert reason in fast.explain()
+
+
+@torch.no_grad()
 def test_other_layers_run_as_they_are_with_the_reason():
     class Step(nn.Module):
         def __init__(self):

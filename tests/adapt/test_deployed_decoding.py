@@ -76,6 +76,30 @@ def test_logits_and_caches_are_those_of_the_adapted_network(
 
 
 @torch.no_grad()
+def test_a_static_cache_takes_a_mask_of_the_tokens_to_come(networks):
+    net, fast = networks["Llama"]
+    ids, lengths = torch.randint(3, 50, (2, 5)), (4, 1)
+    mask = torch.ones_like(ids)
+    mask[1, :2] = 0
+    places = (mask.cumsum(1) - 1).clamp(min=0)
+    expected = net(input_ids=ids, attention_mask=mask, position_ids=places).logits
+    for model in (net, fast):
+        cache, begin = transformers.StaticCache(config=net.config, max_cache_len=9), 0
+        for length in lengths:
+            end = begin + length
+            whole = torch.zeros(2, 9, dtype=torch.long)
+            whole[:, :end] = mask[:, :end]
+            given = {"input_ids": ids[:, begin:end], "position_ids": places[:, begin:end]}
+            with tp.collect(model) as ponders:
+                logits = model(**given, attention_mask=whole, past_key_values=cache).logits
+            real = mask[:, begin:end] > 0
+            weights = ponders[0].weights  # None where all tokens are real
+            assert torch.equal(torch.ones(2, length) if weights is None else weights.squeeze(2), real.float())
+            assert torch.allclose(logits[real], expected[:, begin:end][real], atol=5e-5)
+            begin = end
+
+
+@torch.no_grad()
 def test_keys_of_halted_layers_are_computed_at_once(networks, monkeypatch):
     net, fast = networks["Llama"]
     runner = fast.network.model.layers[0].forward.patched.runner

@@ -87,6 +87,19 @@ def test_a_checkpoint_around_the_network_changes_no_gradient(case):
     same(plain, again)
 
 
+def test_a_checkpoint_around_the_encoder_sees_the_padding_that_the_network_was_given():
+    net, inputs = randomize(tp.adapt(BERT.build(), per="example"), scale=0.2).train(), training_inputs(BERT)
+    plain = gradients(net, lambda: first(net(**inputs)))
+    encoder = next(module for module in net.modules() if type(module).__name__ == "BertEncoder")
+    kind = type(encoder)
+
+    def again(self, *args, **kwargs):
+        return checkpoint(functools.partial(kind.__call__, self), *args, use_reentrant=False, **kwargs)
+
+    encoder.__class__ = type("Again", (kind,), {"__call__": again})
+    same(plain, gradients(net, lambda: first(net(**inputs))))
+
+
 @hugging_face
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_gradient_checkpointing_of_transformers_changes_no_gradient(case, reentrant):

@@ -102,6 +102,16 @@ def test_a_checkpoint_as_trainers_write_it_comes_back(tmp_path):
         assert torch.equal(first(again(**inputs)), first(net(**inputs)))
 
 
+@pytest.mark.parametrize("dtype", [None, torch.float32])
+def test_a_checkpoint_as_trainers_write_it_keeps_its_precision_or_gets_another(dtype, tmp_path):
+    net = randomize(tp.adapt(BERT.build())).bfloat16()
+    net.save_pretrained(tmp_path)
+    again = tp.from_pretrained(tmp_path, **({} if dtype is None else {"dtype": dtype}))
+    assert {parameter.dtype for parameter in again.parameters()} == {dtype or torch.bfloat16}
+    for ours, theirs in zip(again.parameters(), net.parameters(), strict=True):
+        assert torch.equal(ours.bfloat16(), theirs)
+
+
 def test_the_record_tells_names_kinds_and_widths(tmp_path):
     tp.save_pretrained(tp.adapt(BERT.build(), per="example"), tmp_path)
     record = json.loads((tmp_path / "torchpact.json").read_text())
@@ -192,7 +202,7 @@ def test_heads_of_another_network_are_refused(tmp_path):
 
 
 def test_a_network_that_is_not_adapted_is_refused(tmp_path):
-    with pytest.raises(ValueError, match=r"^expected an adapted network, got TransformerEncoder as it was"):
+    with pytest.raises(ValueError, match=r"^expected an adapted network, got a plain TransformerEncoder"):
         tp.save_pretrained(torch_encoder(), tmp_path / "x")
     assert not (tmp_path / "x").exists()
 

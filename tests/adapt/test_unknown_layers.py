@@ -107,10 +107,13 @@ def test_a_run_of_which_the_width_cannot_be_told_is_left_as_it_was_beside_others
     before = net(x)
     assert torch.equal(tp.adapt(net)(x), before)
     assert [run.name for run in runs(net)] == ["known.layers"]
-    assert "as it was   other.layers: expected layers that tell the width" in str(tp.summary(net))
+    assert "unchanged   other.layers: expected layers whose norms or convolutions agree" in str(
+        tp.summary(net)
+    )
     tp.unadapt(net)
     with pytest.raises(
-        ValueError, match=r"^expected layers that tell the width of their state in 'other.layers'"
+        ValueError,
+        match=r"^expected layers whose norms or convolutions agree on the width .* in 'other.layers'",
     ):
         tp.adapt(net, where="other.layers")
     tp.adapt(net, example=x)

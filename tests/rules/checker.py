@@ -51,6 +51,7 @@ FOREIGN = {
     "_current_graph_task_id": "whether backward is running",
     # transformers'
     "_tied_weights_keys": "PreTrainedModel",
+    "_attn_implementation": "a configuration of transformers",
 }
 """Private names of others that we use, and whose they are."""
 

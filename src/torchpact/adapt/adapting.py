@@ -1,7 +1,7 @@
-"""adapt: a network whose layers halt, made in place of one that runs all of them; and back again."""
+"""adapt and unadapt: add halting heads and hooks to a network in place, and remove them."""
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -10,25 +10,24 @@ from torch import nn
 from torchpact.adapt import hooks
 from torchpact.adapt.config import AdaptConfig, RunConfig
 from torchpact.adapt.find import FoundRun, Refusal, Where, find_runs
-from torchpact.adapt.heads import Heads, default_head, name_of, with_heads
+from torchpact.adapt.heads import Heads, name_of, with_heads
 from torchpact.adapt.initial_bias import bias_within, check_call
+from torchpact.adapt.make_runs import decides_for, kinds_of, run_of
 from torchpact.adapt.network import holders_of, inner_network
 from torchpact.adapt.refusals import check_found, check_plain
-from torchpact.adapt.width import StateKind, state_kind
 from torchpact.checks import check_number
-from torchpact.core.call_args import CallArgs, call_args
-from torchpact.core.criterion import placed
+from torchpact.core.call_args import call_args
 from torchpact.core.layer_run import LayerRun, Per
 
 NAME = "torchpact"
 """The name of the submodule that an adapted network has besides its own."""
 BIAS = -5.0
-"""The bias of heads at the start: with −3 a relaxed MiniLM is another network, cosine 0.81 to itself."""
+"""The initial bias of heads. With −3, embeddings of a relaxed MiniLM have cosine 0.81 to the original's."""
 
 
 @dataclass(frozen=True)
 class Before:
-    """What :func:`unadapt` brings back."""
+    """What :func:`unadapt` restores."""
 
     trained: frozenset[str] = frozenset()
     """The parameters that needed gradients, if the network was frozen."""
@@ -37,13 +36,13 @@ class Before:
 
 
 class Adaptation(nn.Module):
-    """What an adapted network has besides its own modules: its runs of layers, with their heads.
+    """The submodule that :func:`adapt` adds to a network: its runs of layers, with their heads.
 
     Args:
         runs: The runs.
-        config: What was done.
-        refused: The lists of layers that were left as they are.
-        before: What the network was like.
+        config: The record of the adaptation.
+        refused: The lists of layers that were not adapted.
+        before: What :func:`unadapt` restores.
 
     """
 
@@ -55,7 +54,7 @@ class Adaptation(nn.Module):
         self.config, self.refused, self.before = config, tuple(refused), before
 
     def forward(self, x: Any) -> Any:
-        """Return what is given: an ``nn.Sequential`` calls all of its modules, this one last."""
+        """Return the input unchanged: an ``nn.Sequential`` also calls this module, as its last."""
         return x
 
 
@@ -71,43 +70,44 @@ def adapt(
     tolerance: float = 0.02,
     record: Sequence[RunConfig] = (),
 ) -> Any:
-    """Make a network adaptive, in place: its layers get halting heads, and hooks that drive a halting loop.
+    """Make a network adaptive in place: add halting heads to its layers, and hooks that run the halting loop.
 
-    Runs of layers are found by themselves. In ``train()`` the network runs relaxed, differentiably, and in
-    ``eval()`` thresholded; :class:`~torchpact.use_mode` pins another mode. It returns what it returned
-    before, and what its runs did is collected beside that by :class:`~torchpact.collect`. Until it is
-    trained it returns in ``eval()`` exactly what it did. Hooks cannot skip work: an adapted network gets
-    faster by :func:`~torchpact.deploy`.
+    A run is a list of layers that the network calls one after the other; runs are found automatically. In
+    ``train()`` the network is relaxed, which is differentiable, and in ``eval()`` thresholded;
+    :class:`~torchpact.use_mode` pins another mode. The type of its output does not change;
+    :class:`~torchpact.collect` gathers the ponders of its runs. Before training, outputs in ``eval()`` are
+    exactly the original's. Hooks cannot skip work: use :func:`~torchpact.deploy` to make the network faster.
 
-    Weights, their names, the class and the signature of the network stay. The heads are one submodule more,
-    ``net.torchpact``.
+    The weights, their names, the class and the signature of the network do not change. The heads are an
+    additional submodule, ``net.torchpact``. Adapt a network before you wrap it for several devices.
 
     Args:
         net: A network, or an object that holds one, such as a pipeline or a SentenceTransformer.
-        per: For what is decided: "token", "example" or "pixel"; by default as is usual for its layers.
-        where: The names of the runs to adapt, or a function of the name and the module of a list of layers;
-            by default all that are found.
-        heads: Makes the head of a layer, called with the layer and the width of its state, such as
-            ``lambda layer, width: nn.Linear(width, 1)``; or a criterion (see :mod:`torchpact.criteria`), of
-            which each layer gets a copy if it is learned or has parameters of its own, and all share one
-            otherwise; by default a linear head that starts at zero.
-        bias: The bias of heads at the start, by default −5.
-        example: What the network is called with: a mapping by name, a tuple by position, or the only
-            argument. With it, and without ``bias``, the bias is the largest one at which the relaxed network
-            differs from the original by no more than ``tolerance``.
-        frozen: Whether the heads alone are trained.
-        tolerance: The relative difference ‖relaxed − original‖ / ‖original‖ of the output that is allowed at
-            the start.
-        record: What an earlier ``AdaptConfig`` says of the runs; with it layers of no known family need no
-            ``example`` to tell the width of their state.
+        per: What each decision is for: a "token", an "example" or a "pixel"; the default depends on the
+            family of the layers.
+        where: The names of the runs to adapt, or a function of the name and the module of a list of layers
+            that returns whether to adapt it; by default all runs that are found.
+        heads: A factory that returns the head of a layer, called with the layer and the width of its state,
+            such as ``lambda layer, width: nn.Linear(width, 1)``; or a criterion (see
+            :mod:`torchpact.criteria`), which is copied for each layer if it is learned or has parameters,
+            and shared otherwise. By default, a linear head whose weights start at zero.
+        bias: The initial bias of the heads, −5 by default.
+        example: Inputs of the network: a mapping by name, a tuple by position, or the only argument. If it
+            is given and ``bias`` is not, the bias is the largest one at which the relaxed network differs
+            from the original by no more than ``tolerance``.
+        frozen: Whether only the heads are trained.
+        tolerance: The relative difference ‖relaxed − original‖ / ‖original‖ of the outputs that ``example``
+            may have before training.
+        record: The runs of an earlier ``AdaptConfig``, so that layers of unknown families need no
+            ``example`` to determine the width of their state.
 
     Returns:
         ``net`` itself.
 
     Raises:
         TypeError: ``net`` holds no network.
-        ValueError: There are no layers that can halt, or they cannot decide ``per`` that; the network is as
-            it was.
+        ValueError: There are no layers that can halt, or they cannot make decisions ``per`` that unit; the
+            network is unchanged.
 
     Example:
         >>> layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
@@ -126,8 +126,9 @@ def adapt(
     start = BIAS if bias is None else check_number("bias", bias, open_low=True, open_high=True)
     found, refused = find_runs(root, where)
     check_found(root, found, refused, where)
+    hooks.check_free(found)
     given = None if example is None else call_args(example)
-    kinds, unknown = _kinds(root, found, given, {run.name: run for run in record})
+    kinds, unknown = kinds_of(root, found, given, {run.name: run for run in record})
     if unknown and (where is not None or not kinds):
         raise ValueError(unknown[0].reason)
     refused += unknown
@@ -135,9 +136,9 @@ def adapt(
     runs, configs = [], []
     for each in found:
         kind = kinds[each.name]
-        decides = _per(root, each, kind.is_map, per)
-        run = _run(root, each, kind, decides, start, heads)
-        runs.append(run.train(root.training))
+        decides = decides_for(root, each, kind.is_map, per)
+        run = run_of(root, each, kind, decides, start, heads)
+        runs.append(run.train(each.layers[-1].training))
         configs.append(RunConfig(each.name, len(each.layers), decides, kind.width, kind.is_map))
     config = with_heads(AdaptConfig(tuple(configs), start, name_of(heads), frozen), runs)
     trained = frozenset(name for name, p in root.named_parameters() if frozen and p.requires_grad)
@@ -164,9 +165,9 @@ def adapt(
 
 
 def unadapt(net: Any) -> Any:
-    """Take the heads and hooks away again, in place: the network runs all of its layers, as it did.
+    """Remove the heads and hooks, in place: the network runs all of its layers again.
 
-    Weights stay as they are now. Parameters that ``frozen`` froze need gradients again, if they did before.
+    Weights keep their present values. Parameters that ``frozen`` froze require gradients again.
 
     Args:
         net: What :func:`adapt` returned.
@@ -175,7 +176,7 @@ def unadapt(net: Any) -> Any:
         ``net`` itself.
 
     Raises:
-        ValueError: It is not adaptive.
+        ValueError: The network is not adapted.
 
     Example:
         >>> layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
@@ -185,10 +186,9 @@ def unadapt(net: Any) -> Any:
 
     """
     root = holder_of(inner_network(net))
-    before = adaptation_of(root).before
-    hooks.remove(root)
-    for holder in holders_of(root, net):
-        hooks.remove(holder)
+    before, runs = adaptation_of(root).before, adaptation_of(root).runs
+    for module in (root, *holders_of(root, net)):
+        hooks.remove(module, runs)
     delattr(root, NAME)
     own = getattr(root, "config", None)
     if hasattr(own, NAME):
@@ -202,7 +202,7 @@ def unadapt(net: Any) -> Any:
 
 
 def holder_of(net: nn.Module) -> nn.Module:
-    """Return the module within a network that was adapted: itself, or one that it wraps.
+    """Return the module that was adapted: the network itself, or one that it wraps.
 
     Raises:
         ValueError: Nothing in it is adapted.
@@ -211,11 +211,11 @@ def holder_of(net: nn.Module) -> nn.Module:
     for module in net.modules():
         if isinstance(module._modules.get(NAME), Adaptation):
             return module
-    raise ValueError(f"expected an adapted network, got {type(net).__name__} as it was: tp.adapt it first")
+    raise ValueError(f"expected an adapted network, got a plain {type(net).__name__}: tp.adapt it first")
 
 
 def adaptation_of(net: nn.Module) -> Adaptation:
-    """Return what an adapted network has besides its own modules.
+    """Return the submodule that :func:`adapt` added to a network.
 
     Raises:
         ValueError: It is not adapted.
@@ -227,88 +227,22 @@ def adaptation_of(net: nn.Module) -> Adaptation:
 
 
 def _record(net: nn.Module, config: AdaptConfig) -> None:
-    """Keep what was done; also in a configuration of Hugging Face's, which goes into every checkpoint."""
+    """Store the record, also in a Hugging Face configuration, which goes into every checkpoint."""
     adaptation_of(net).config = config
     own = getattr(net, "config", None)
     if hasattr(own, "to_json_string"):
         setattr(own, NAME, json.loads(config.to_json()))
 
 
-def _kinds(
-    net: nn.Module, found: list[FoundRun], example: CallArgs | None, record: Mapping[str, RunConfig]
-) -> tuple[dict[str, StateKind], list[Refusal]]:
-    """Return the kinds of the states of runs by their names, and the runs of which it cannot be told."""
-    kinds, unknown = {}, []
-    for run in found:
-        if run.family is None and run.name in record:
-            kinds[run.name] = StateKind(record[run.name].width, record[run.name].is_map)
-            continue
-        try:
-            kinds[run.name] = state_kind(net, run, example)
-        except ValueError as error:
-            unknown.append(Refusal(run.name, str(error)))
-    return kinds, unknown
-
-
-def _run(
-    net: nn.Module, found: FoundRun, kind: StateKind, per: Per, bias: float, heads: Heads | None
-) -> LayerRun:
-    """Return a run with a head for every layer but the last, or a single one for layers that are one."""
-    family = found.family
-    batch_dim = 0 if family is None or family.batch_dim is None else family.batch_dim(found.layers[-1])
-    normalize = family is None or family.normalize
-    shared = len({id(layer) for layer in found.layers}) == 1
-    layers = found.layers[:1] if shared else found.layers[:-1]
-    if heads is None:
-        made = [default_head(layer, kind, per, bias, normalize, batch_dim) for layer in layers]
-    else:
-        made = placed(net, heads, layers, per, kind.width)
-    return LayerRun(
-        found.name,
-        found.layers,
-        found.layer_names,
-        made,
-        per=per,
-        batch_dim=batch_dim,
-        causal=_is_decoder(net, found),
-        width=kind.width,
-        is_map=kind.is_map,
-    )
-
-
-def _is_decoder(net: nn.Module, run: FoundRun) -> bool:
-    """Whether layers run with a cache; those that no family knows do, if their network generates."""
-    return hasattr(net, "generate") if run.family is None else run.family.causal
-
-
-def _per(net: nn.Module, run: FoundRun, is_map: bool, per: Per | None) -> Per:
-    decoder = _is_decoder(net, run)
-    choices: tuple[Per, ...]
-    if run.family is not None:
-        choices = run.family.per
-    elif decoder:
-        choices = ("token",)
-    else:
-        choices = ("pixel" if is_map else "token", "example")
-    if per is None:
-        return choices[0]
-    if per not in choices:
-        kind = type(run.layers[-1]).__name__ if run.family is None else run.family.name
-        why = ", since a cache keeps tokens whose examples go on" if decoder else ""
-        options = " or ".join(repr(each) for each in choices)
-        raise ValueError(f"expected per={options} for the layers of {kind} in {run.name!r}{why}; got {per!r}")
-    return per
-
-
 def _settings_of(net: nn.Module, run: FoundRun) -> dict[str, Any]:
-    """Return the attributes that the module which calls the layers of a run has to get."""
+    """Return the attributes to set on the module that calls the layers of a run."""
     owner = net.get_submodule(run.owner)
     wanted = {} if run.family is None else run.family.settings
     return {name: value for name, value in wanted.items() if hasattr(owner, name)}
 
 
 def _settings(net: nn.Module, found: Iterable[FoundRun]) -> Iterator[tuple[str, str, Any]]:
-    """Yield what those attributes are now."""
+    """Yield the present values of those attributes."""
     for run in found:
         for name in _settings_of(net, run):
             yield run.owner, name, getattr(net.get_submodule(run.owner), name)

@@ -1,4 +1,4 @@
-"""The model card of an adapted network: what a hub shows of it, as Markdown with a head of YAML."""
+"""The model card of an adapted network for a hub: Markdown with a YAML header."""
 
 import re
 from pathlib import Path
@@ -17,7 +17,7 @@ tags:
 
 # {name}, made adaptive
 
-Layers of this network have halting heads: {units} leave when they need no more. What was adapted:
+The layers of this network have halting heads, so that {units} can stop before the last layer:
 
 ```text
 {summary}
@@ -30,9 +30,9 @@ net = tp.from_pretrained("the folder of these files"{more})
 fast = tp.deploy(net, batch)    # it is faster only once deployed
 ```
 
-The usual files hold the network without heads, which its own class loads; heads are in
-`torchpact.safetensors`, what was adapted and thresholds in `torchpact.json`. What it was trained on, and
-how well it does, is for its maker to say.
+The usual files hold the network without heads, which its own class loads. Heads are in
+`torchpact.safetensors`, configuration and thresholds in `torchpact.json`. Add here what the network was
+trained on, and how well it does.
 """
 
 

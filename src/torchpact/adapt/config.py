@@ -1,4 +1,4 @@
-"""What was made adaptive, and how: a record that is written as JSON and read again."""
+"""The record of an adaptation, which is written to JSON and read again."""
 
 import json
 from collections.abc import Mapping
@@ -20,7 +20,7 @@ class RunConfig:
     layers: int
     """How many layers it has."""
     per: str
-    """For what it decides: "token", "example" or "pixel"."""
+    """What a decision is for: a "token", an "example" or a "pixel"."""
     width: int
     """The features of its state."""
     is_map: bool = False
@@ -29,7 +29,7 @@ class RunConfig:
 
 @dataclass(frozen=True)
 class AdaptConfig:
-    """What :func:`~torchpact.adapt` did; ``AdaptConfig.from_json(config.to_json())`` is the same.
+    """The record of :func:`~torchpact.adapt`; ``AdaptConfig.from_json(config.to_json())`` equals it.
 
     Example:
         >>> config = AdaptConfig(runs=(RunConfig("encoder.layer", 6, "token", 384),))
@@ -44,9 +44,9 @@ class AdaptConfig:
     heads: str = "linear"
     """"linear", the name of a criterion, or that of the user's own factory, which loading needs again."""
     frozen: bool = False
-    """Whether the heads alone are trained."""
+    """Whether only the heads are trained."""
     criterion: Mapping[str, Any] | None = None
-    """The settings of a ready-made criterion, if all heads are that; see :mod:`torchpact.criteria`."""
+    """The settings of a ready-made criterion, if all heads are of it; see :mod:`torchpact.criteria`."""
     format: int = field(default=FORMAT)
 
     def to_json(self) -> str:
@@ -67,7 +67,7 @@ class AdaptConfig:
         try:
             given = json.loads(text)
         except (ValueError, RecursionError) as error:
-            raise ValueError(f"expected an AdaptConfig as JSON, got none: {one_line(error)}") from None
+            raise ValueError(f"expected an AdaptConfig as JSON, got other text: {one_line(error)}") from None
         if not isinstance(given, Mapping) or not isinstance(given.get("runs"), list):
             raise ValueError('expected an AdaptConfig as JSON with a list "runs", got another record')
         if given.get("format", FORMAT) != FORMAT:
@@ -77,7 +77,7 @@ class AdaptConfig:
         known = {name: given[name] for name in kinds if name in given}
         for name, value in known.items():
             if not isinstance(value, kinds[name]):
-                raise ValueError(f"expected {name!r} of an AdaptConfig to fit, got {value!r:.40}")
+                raise ValueError(f"expected {name!r} of an AdaptConfig of another type, got {value!r:.40}")
         return cls(runs=tuple(_run(each) for each in given["runs"]), **known)
 
 

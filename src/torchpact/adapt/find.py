@@ -8,7 +8,6 @@ from torch import nn
 
 from torchpact.adapt.families.registry import Family, family_of, family_of_owner
 from torchpact.core.halting_module import HaltingModule
-from torchpact.core.layer_run import LayerRun
 
 Where = Sequence[str] | Callable[[str, nn.Module], bool] | str | None
 
@@ -147,7 +146,7 @@ def _without_shared(runs: list[FoundRun], refused: list[Refusal]) -> list[FoundR
             kept.append(run)
             taken |= {id(layer): run.name for layer in run.layers}
         else:
-            refused.append(Refusal(run.name, f"expected layers of its own, got some that {other!r} has, too"))
+            refused.append(Refusal(run.name, f"expected layers that no other run has, got some of {other!r}"))
     return kept
 
 
@@ -192,8 +191,3 @@ def ancestors(net: nn.Module, owner: str) -> Iterator[tuple[str, nn.Module]]:
     for depth, part in enumerate(parts, start=1):
         module = module.get_submodule(part)
         yield ".".join(parts[:depth]), module
-
-
-def runs_of(net: nn.Module) -> list[LayerRun]:
-    """Return the runs of a network that were made adaptive."""
-    return [module for module in net.modules() if isinstance(module, LayerRun)]

@@ -1,4 +1,4 @@
-"""The heads of adapted networks: the default ones, and what a record says of them."""
+"""Heads of adapted networks: the default ones, and how a record names them."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -26,7 +26,7 @@ def default_head(
     normalize: bool,
     batch_dim: int,
 ) -> nn.Module:
-    """Return the default head of a layer, where and in the precision that the layer is.
+    """Return the default head of a layer, on its device and in its precision.
 
     Args:
         layer: The layer.
@@ -50,12 +50,12 @@ def default_head(
 
 
 def name_of(heads: Any) -> str:
-    """Return what heads are called in a record: "linear", or the name of a factory or a class."""
+    """Return the name of heads in a record: "linear", or that of a factory or class."""
     return "linear" if heads is None else getattr(heads, "__qualname__", type(heads).__name__)
 
 
 def with_heads(config: AdaptConfig, runs: Sequence[LayerRun]) -> AdaptConfig:
-    """Return a record that tells the heads that runs have now.
+    """Return a record with the heads that runs have now.
 
     Args:
         config: The record.

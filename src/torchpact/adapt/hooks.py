@@ -13,23 +13,42 @@ from torchpact.core.layer_run import LayerRun
 from torchpact.core.layer_scopes import ScopeHook
 
 MASKS = {"attention_mask": False, "src_key_padding_mask": True}
-"""The arguments that tell padding, and whether they are true where it is."""
+"""Arguments that are padding masks, and whether they are true at padding."""
 
 OTHER_INPUTS = ("pixel_values", "pixel_values_videos", "input_features", "input_values")
-"""What encoders of images and sounds take first: padding of a text beside them is not theirs."""
+"""First arguments of image and audio encoders, to which the padding of a text does not apply."""
+
+
+def check_free(found: Iterable[FoundRun]) -> None:
+    """Refuse layers that are adapted already, as part of another network.
+
+    Args:
+        found: The runs that were found.
+
+    Raises:
+        ValueError: A layer has the hook of another run.
+
+    """
+    for run in found:
+        for name, layer in zip(run.layer_names, run.layers, strict=True):
+            if any(isinstance(hook, LayerHook) for hook in layer._forward_hooks.values()):
+                raise ValueError(
+                    f"expected layers that are not adapted yet, got {name!r}, which halts as part of "
+                    "another adapted network: tp.unadapt that network first"
+                )
 
 
 def install(
     net: nn.Module, pairs: Iterable[tuple[FoundRun, LayerRun]], around: Iterable[nn.Module] = ()
 ) -> None:
-    """Register the hooks of runs: one on each layer, and two on each module from the network to them.
+    """Register the hooks of runs: one on each layer, two on each module from the network to its layers.
 
-    Lists have no calls of their own; a Sequential may be called or not.
+    Containers without a ``forward`` get none.
 
     Args:
         net: The network.
-        pairs: What was found, and the run that it became.
-        around: Modules that hold the network and may call its ``forward`` directly, past its hooks.
+        pairs: The runs that were found, each with the run of heads made for it.
+        around: Modules around the network that may call its ``forward`` directly, without its hooks.
 
     """
     pairs = [*pairs]
@@ -58,13 +77,13 @@ def _watch(module: nn.Module, scope: ScopeHook) -> None:
 
 
 class FrozenNorm:
-    """The forward pre-hook of a batch norm in a frozen network: it stays in evaluation after ``train()``."""
+    """A forward pre-hook that keeps a batch norm of a frozen network in evaluation after ``train()``."""
 
     def __init__(self) -> None:
         self.switched = False
 
     def __call__(self, norm: nn.Module, _args: tuple[Any, ...]) -> None:
-        """Switch the norm, whose statistics would move, to evaluation."""
+        """Switch the norm to evaluation, so that its statistics stay."""
         if norm.training:
             norm.training, self.switched = False, True
 
@@ -81,15 +100,22 @@ def freeze_norms(net: nn.Module) -> None:
             module.register_forward_pre_hook(FrozenNorm(), prepend=True)
 
 
-def remove(net: nn.Module) -> None:
-    """Remove all hooks of this module from a network, be they copies; norms train again with the network."""
+def remove(net: nn.Module, runs: Iterable[nn.Module]) -> None:
+    """Remove the hooks of runs from a network; frozen norms follow ``train()`` again.
+
+    Args:
+        net: The network.
+        runs: Its runs; hooks of another adapted network, which may share modules with it, stay.
+
+    """
+    own = [*runs]
     for module in net.modules():
         for hooks, extras in (
             (module._forward_hooks, (module._forward_hooks_with_kwargs, module._forward_hooks_always_called)),
             (module._forward_pre_hooks, (module._forward_pre_hooks_with_kwargs,)),
         ):
             for key, hook in [*hooks.items()]:
-                if is_ours(hook):
+                if is_ours(hook) and (isinstance(hook, FrozenNorm) or _drives(hook, own)):
                     if isinstance(hook, FrozenNorm) and hook.switched:
                         module.training = net.training
                     del hooks[key]
@@ -102,8 +128,14 @@ def is_ours(hook: Any) -> bool:
     return isinstance(hook, LayerHook | FrozenNorm) or isinstance(getattr(hook, "__self__", None), ScopeHook)
 
 
+def _drives(hook: Any, runs: list[nn.Module]) -> bool:
+    """Whether a hook of a layer, or of a module around layers, belongs to one of these runs."""
+    driven = (hook.run,) if isinstance(hook, LayerHook) else hook.__self__.runs
+    return any(run is each for run in driven for each in runs)
+
+
 def _arguments(module: nn.Module) -> list[str]:
-    """Return the names of the arguments of a module; none if they cannot be told."""
+    """Return the names of the arguments of a module; an empty list if it has no readable signature."""
     try:
         return [*inspect.signature(module.forward).parameters]
     except (TypeError, ValueError):

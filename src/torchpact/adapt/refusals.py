@@ -1,9 +1,18 @@
-"""What tp.adapt refuses, in one line each: networks as a whole, and runs of layers that are not there."""
+"""Networks that tp.adapt refuses, with one line each, and runs of layers that were not found."""
 
 from torch import nn
 
 from torchpact.adapt.find import FoundRun, Refusal, Where, find_runs
 from torchpact.core.halting_module import halting_modules
+
+_WRAPPERS = {
+    "DataParallel",
+    "DistributedDataParallel",
+    "FullyShardedDataParallel",
+    "FSDPModule",
+    "DeepSpeedEngine",
+}
+"""Classes of networks on several devices, which collect their parameters when they are wrapped."""
 
 
 def check_plain(net: nn.Module, name: str) -> None:
@@ -14,26 +23,35 @@ def check_plain(net: nn.Module, name: str) -> None:
         name: The name that the submodule of the heads would have.
 
     Raises:
-        TypeError: It is not called.
-        ValueError: It has something of this name, or adaptive blocks.
+        TypeError: It is a container without a ``forward``.
+        ValueError: It has an attribute of this name, has adaptive blocks, or is wrapped for several devices.
 
     """
     if isinstance(net, nn.ModuleList | nn.ModuleDict):
-        raise TypeError(f"expected a network that is called, got a {type(net).__name__}: adapt what holds it")
+        raise TypeError(
+            f"expected a network with a forward, got a {type(net).__name__}: adapt the module that holds it"
+        )
+    for module in net.modules():
+        kinds = _WRAPPERS & {kind.__name__ for kind in type(module).__mro__}
+        if kinds:
+            raise ValueError(
+                f"expected a network that is not wrapped yet, got a {kinds.pop()}, which would not "
+                "synchronise the heads: adapt the network first, then wrap it"
+            )
     if hasattr(net, name):
-        raise ValueError(f"expected a network without an attribute {name!r}, which heads would be under")
+        raise ValueError(f"expected a network without an attribute {name!r}, the name of the heads")
     for block in halting_modules(net):
         raise ValueError(f"expected a network without adaptive blocks, got {block!r}")
 
 
 def check_found(net: nn.Module, found: list[FoundRun], refused: list[Refusal], where: Where) -> None:
-    """Refuse to go on without all runs that are wanted.
+    """Refuse a network in which a requested run, or any run, is missing.
 
     Args:
         net: The network.
         found: The runs that were found.
-        refused: The lists of layers that are none.
-        where: What was asked for.
+        refused: The lists of layers that cannot halt.
+        where: Which runs are requested.
 
     Raises:
         ValueError: A run is missing, or there is none.

@@ -1,4 +1,4 @@
-"""Adapted networks in folders: the backbone in its usual files, and what was added in two files beside it."""
+"""Saves and loads adapted networks: the backbone in its usual files, heads and record in two further ones."""
 
 import importlib
 import inspect
@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from torchpact.adapt.adapting import NAME, adapt, adaptation_of, holder_of, unadapt
@@ -28,14 +29,14 @@ CARD = "README.md"
 def save_pretrained(net: Any, folder: str | Path) -> None:
     """Write an adapted network to a folder.
 
-    The backbone, as it is now, goes into the files that its own ``save_pretrained`` writes, which plain
-    ``AutoModel.from_pretrained(folder)`` reads; a network without one into ``model.safetensors``. Heads are
-    in ``torchpact.safetensors``; what was adapted, and thresholds that were set, in ``torchpact.json``; a
-    model card is ``README.md``, unless the folder has one. Files that the folder has besides stay.
+    The backbone, with its present weights, is written to the files of its own ``save_pretrained``, which
+    plain ``AutoModel.from_pretrained(folder)`` reads, or to ``model.safetensors`` if it has no such method.
+    Heads are written to ``torchpact.safetensors``; the configuration and thresholds to ``torchpact.json``; a
+    model card to ``README.md``, unless the folder has one. Other files in the folder are kept.
 
     Args:
         net: What :func:`~torchpact.adapt` returned.
-        folder: Where to write; it is made if it is not there.
+        folder: Where to write; it is created if it does not exist.
 
     Raises:
         ValueError: The network is not adapted.
@@ -91,21 +92,21 @@ def save_pretrained(net: Any, folder: str | Path) -> None:
 def from_pretrained(
     folder: str | Path, *, net: nn.Module | None = None, heads: Heads | None = None, **options: Any
 ) -> Any:
-    """Return the adapted network of a folder, in evaluation.
+    """Load an adapted network from a folder; it is returned in ``eval()``.
 
     Reads what :func:`save_pretrained` wrote, and checkpoints of a Hugging Face ``Trainer`` of an adapted
     network. Nothing in the folder is run or unpickled.
 
     Args:
-        folder: Where it is.
+        folder: The folder.
         net: A network of the same architecture to load into, for networks that are not Hugging Face's.
-        heads: Makes the heads, or is the criterion, where the network was adapted with ``heads`` of one's
-            own; ready-made criteria whose read-outs are names of modules are in the record.
+        heads: The ``heads`` that the network was adapted with, if it was a factory or a criterion of your
+            own. Ready-made criteria, with read-outs given by names of modules, are in the record.
         options: For ``from_pretrained`` of the network's class, such as ``dtype``.
 
     Raises:
-        FileNotFoundError: The folder has no such network.
-        ValueError: Its files do not fit each other, or are damaged.
+        FileNotFoundError: The folder has no adapted network.
+        ValueError: Its files are damaged, or do not belong together.
 
     Example:
         >>> import tempfile
@@ -195,13 +196,17 @@ def _from_checkpoint(folder: Path, heads: Heads | None, options: Mapping[str, An
     net = kind(kind.config_class.from_pretrained(folder, **options))
     again = _adapted(net, _config(config[NAME], file), heads, file)
     weights: dict[str, Tensor] = load_file(folder / BACKBONE)
-    missing, unexpected = again.load_state_dict(weights, strict=False)
+    dtype = options.get("dtype")
+    if isinstance(dtype, torch.dtype):
+        weights = {key: each.to(dtype) if each.is_floating_point() else each for key, each in weights.items()}
+    missing, unexpected = again.load_state_dict(weights, strict=False, assign=True)  # in their precision
     again.tie_weights()
     tied = set(getattr(again, "_tied_weights_keys", None) or ())
     missing = [key for key in missing if key not in tied]
     if missing or unexpected:
         raise ValueError(
-            f"expected the weights of this network in {folder}; got {[*missing, *unexpected][0]!r} amiss"
+            f"expected the weights of this network in {folder}; {[*missing, *unexpected][0]!r} is "
+            f"{'missing' if missing else 'not one of them'}"
         )
     return again.eval()
 

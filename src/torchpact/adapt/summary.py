@@ -1,4 +1,4 @@
-"""summary: what of a network became adaptive, what did not and why, and what that added."""
+"""summary: which layers of a network are adaptive, which are not and why, and what the heads add."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -21,12 +21,12 @@ class Summary:
     """The class of the layers of each run."""
     refused: tuple[Refusal, ...]
     parameters: int
-    """Those of the network, heads excluded."""
+    """The parameters of the network without heads."""
     head_parameters: int
     head_flops: tuple[int, ...]
-    """What the heads of each run cost for a position that never halts; 0 where it is not known."""
+    """FLOPs of the heads of each run for a position that never halts; 0 if not known."""
     trainable: int
-    """The parameters that need gradients."""
+    """The number of parameters that require gradients."""
 
     def __str__(self) -> str:
         share = self.head_parameters / max(self.parameters, 1)
@@ -37,12 +37,12 @@ class Summary:
         for run, kind, flops in zip(self.runs, self.kinds, self.head_flops, strict=True):
             added = f", heads cost {flops:,} FLOPs a {run.per}" if flops else ""
             lines.append(f"adaptive    {run.name}: {run.layers} × {kind}, per {run.per}{added}")
-        lines += [f"as it was   {each.name}: {each.reason}" for each in self.refused]
+        lines += [f"unchanged   {each.name}: {each.reason}" for each in self.refused]
         return "\n".join(lines)
 
 
 def summary(net: Any) -> Summary:
-    """Return what became adaptive in a network, what did not and why, and the parameters and FLOPs added.
+    """Return which layers are adaptive, which are not and why, and the parameters and FLOPs of the heads.
 
     Args:
         net: What :func:`~torchpact.adapt` returned.
@@ -76,7 +76,7 @@ def summary(net: Any) -> Summary:
 
 
 def _head_flops(run: LayerRun) -> int:
-    """Return two FLOPs a weight, for heads that multiply each weight once a position."""
+    """Return two FLOPs a weight, for heads that use each weight once per position."""
     if run.per == "example" or any(isinstance(head, Criterion) for head in run.heads):
         return 0
     each = [sum(p.numel() for p in head.parameters() if p.dim() > 1) for head in run.heads]

@@ -45,8 +45,8 @@ def state_kind(net: nn.Module, run: FoundRun, example: CallArgs | None) -> State
     if len(channels) == 1 and not sizes:
         return StateKind(channels.pop(), is_map=True)
     raise ValueError(
-        f"expected layers that tell the width of their state in {run.name!r}, got {type(layer).__name__}, of "
-        "which nothing is known: pass example="
+        f"expected layers whose norms or convolutions agree on the width of the state in {run.name!r}, got "
+        f"{type(layer).__name__}: pass example="
     )
 
 

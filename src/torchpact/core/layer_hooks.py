@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from torchpact.checks import readable
 from torchpact.core import state
-from torchpact.core.call_args import CallArgs
+from torchpact.core.aliases import is_alias, renamed
 from torchpact.core.collect import report, wants_exits
+from torchpact.core.layer_calls import context_of, first_output, first_state
 from torchpact.core.layer_run import LayerRun
 from torchpact.core.layer_scopes import Entry, Scope, entry_of, scope_of, scopes_now
 from torchpact.core.loop import HaltingLoop, advance
@@ -25,7 +25,7 @@ _CARRIED = "torchpact_carried"
 
 
 class _Call:
-    """One call of a run: what was captured when it was entered. A recomputation uses it again."""
+    """One call of a run: mode, padding and collectors at its start, which a recomputation uses again."""
 
     def __init__(self, run: LayerRun, entry: Entry) -> None:
         self.run, self.weights, mode = run, entry.weights, entry.mode
@@ -42,7 +42,7 @@ class _Call:
         self.ended = False
 
     def end(self, ponder: Ponder) -> None:
-        """Hand over what the run did, once."""
+        """Report the ponder of the run, once."""
         if not self.ended:
             self.ended = True
             report(self.run, self.run.finished(ponder, self.weights), self.collectors)
@@ -51,7 +51,7 @@ class _Call:
 
 
 class _Carried:
-    """What travels on a hidden tensor: the call, its loop after the layers so far, and how to check the next.
+    """The value on a hidden tensor: the call, its loop after the layers so far, and what checks need.
 
     It is left out when the tensor is copied or pickled.
     """
@@ -70,7 +70,7 @@ class _Carried:
 
 
 class Executed:
-    """What travels on a hidden tensor where an engine runs the layers: hooks leave such a call alone.
+    """The value on a hidden tensor while an engine runs the layers: hooks ignore such a call.
 
     Args:
         run: The run whose layers are called.
@@ -87,7 +87,7 @@ class Executed:
 
     @staticmethod
     def on(u: Any, run: LayerRun) -> "Executed | None":
-        """Return what travels on a state between the layers of a run, if an engine runs them."""
+        """Return the value on a state between the layers of a run, if an engine runs them."""
         found = getattr(u, _CARRIED, None)
         return found if isinstance(found, Executed) and found.run is run else None
 
@@ -149,7 +149,7 @@ class LayerHook:
             u = result
             call.end(ponder)
         else:
-            u = _renamed(u)
+            u = renamed(u)
             setattr(u, _CARRIED, _Carried(call, loop, u, rest))
         if scope is not None and not torch.compiler.is_compiling():
             scope.latest[:] = [] if last else [u]
@@ -158,7 +158,7 @@ class LayerHook:
         return [u, *rest] if isinstance(output, list) else (u, *rest)
 
     def _carried(self, before: Tensor, scope: Scope | None) -> _Carried:
-        """Return what the layer has to go on with.
+        """Return the loop that the layer continues.
 
         Raises:
             ValueError: It is not called with what the layer before it returned.
@@ -166,7 +166,12 @@ class LayerHook:
         """
         carried = self._on(before, scope)
         taken = 0 if carried is None else carried.loop.taken
-        if taken == 0 and self.index in (None, 0) and scope is not None:
+        if (
+            taken == 0
+            and not (carried is not None and in_backward())
+            and self.index in (None, 0)
+            and scope is not None
+        ):
             return self._begun(before, scope)
         if carried is not None and self.index in (None, taken):
             if not torch.is_grad_enabled() and not torch.compiler.is_compiling():
@@ -175,8 +180,8 @@ class LayerHook:
         if scope is not None:
             raise ValueError(
                 f"expected the layers of {self.run.name!r} to be called one after the other, each with what "
-                f"the one before it returned; layer {(self.index or 0) + 1} was given another tensor: leave "
-                "this run out by where=, or call its layers in turn"
+                f"the one before it returned; layer {(self.index or 0) + 1} was given another tensor: remove "
+                "hooks that replace what a layer takes or returns, or leave this run out by where="
             )
         raise ValueError(
             f"expected the layers of {self.run.name!r} to be computed again with the states they had, got "
@@ -185,12 +190,12 @@ class LayerHook:
         )
 
     def _on(self, before: Tensor, scope: Scope | None) -> _Carried | None:
-        """Return what travels on a state, or on the tensor that it is another name of."""
+        """Return the value on a state, or on the tensor that it is an alias of."""
         found = getattr(before, _CARRIED, None)
         if found is None and scope is not None and scope.latest and not torch.compiler.is_compiling():
             # FSDP2 hands a layer an alias of what it is given, to hear of the end of its backward pass
             latest = scope.latest[0]
-            if _is_alias(before, latest):
+            if is_alias(before, latest):
                 found = getattr(latest, _CARRIED, None)
                 setattr(before, _CARRIED, found)  # for a recomputation
         return found if isinstance(found, _Carried) and found.call.run is self.run else None
@@ -217,7 +222,7 @@ class LayerHook:
         return carried
 
     def _check(self, carried: _Carried, before: Tensor, after: Tensor, given: Sequence[Any]) -> None:
-        """Refuse layers whose halted positions could not be kept."""
+        """Refuse layers whose halted positions cannot be frozen."""
         name, number = self.run.name, carried.loop.taken + 1
         if after.shape != before.shape:
             raise ValueError(
@@ -236,68 +241,6 @@ class LayerHook:
             )
 
 
-def first_state(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
-    """Return the hidden state among the arguments of a layer: the first tensor.
-
-    Args:
-        args: Its positional arguments.
-        kwargs: Its arguments by name.
-
-    Raises:
-        TypeError: There is none, or a collection of several stands before it.
-
-    Example:
-        >>> first_state((), {"attention_mask": None, "hidden_states": torch.zeros(1)})
-        tensor([0.])
-
-    """
-    for given in (*args, *kwargs.values()):
-        if isinstance(given, Tensor):
-            return given
-        if isinstance(given, tuple | list | dict) and given:
-            break
-    raise TypeError(
-        "expected a layer that takes one hidden state first, got another: leave its run out by where="
-    )
-
-
-def context_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> CallArgs:
-    """Return the arguments of a layer besides its hidden state, the first tensor.
-
-    >>> context_of((torch.zeros(1), 2), {"mask": None})
-    CallArgs(args=(2,), kwargs={'mask': None})
-    """
-    for place, given in enumerate(args):
-        if isinstance(given, Tensor):
-            return CallArgs((*args[:place], *args[place + 1 :]), kwargs)
-    state_name = next((name for name, given in kwargs.items() if isinstance(given, Tensor)), None)
-    return CallArgs(args, {name: given for name, given in kwargs.items() if name != state_name})
-
-
-def first_output(name: str, output: Any) -> Tensor:
-    """Return the hidden state that a layer returned: the output, or the first of several.
-
-    Args:
-        name: The name of the layer's run.
-        output: What the layer returned.
-
-    Raises:
-        TypeError: It is something else.
-
-    Example:
-        >>> first_output("layers", (torch.zeros(1), None))
-        tensor([0.])
-
-    """
-    first = output[0] if isinstance(output, tuple | list) and output else output
-    if not isinstance(first, Tensor):
-        raise TypeError(
-            f"expected the layers of {name!r} to return a hidden state, or a tuple that begins with it; got "
-            f"a {type(output).__name__}: leave this run out by where="
-        )
-    return first
-
-
 def in_backward() -> bool:
     """Whether this thread computes something again for a backward pass, as activation checkpointing does."""
     return not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1
@@ -311,49 +254,3 @@ def _untraced(hook: LayerHook, args: tuple[Any, ...], kwargs: dict[str, Any], ou
     """Move a loop on outside of the graph of a layer that is compiled by itself."""
     # as a decorator it would import the compiler together with this module
     return torch.compiler.disable(hook.advance)(args, kwargs, output)
-
-
-class _Alias(torch.autograd.Function):
-    """The identity, as another tensor with the same memory that is no view: FSDP2 warns of views."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(u: Tensor) -> Tensor:
-        return u.detach()
-
-    @staticmethod
-    def setup_context(_ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
-        pass
-
-    @staticmethod
-    def backward(_ctx: Any, gradient: Tensor) -> Tensor:
-        return gradient
-
-    @staticmethod
-    def jvp(_ctx: Any, tangent: Tensor) -> Tensor:
-        return tangent.view_as(tangent)
-
-
-def _renamed(u: Tensor) -> Tensor:
-    """Return another tensor with the same memory and gradient, to carry a loop.
-
-    The graph of the loop saves the state itself: if that carried the loop, neither would ever be freed
-    without a backward pass.
-    """
-    if torch.compiler.is_compiling() or not u.requires_grad:
-        return u.view_as(u)
-    alias: Tensor = _Alias.apply(u)
-    return alias
-
-
-def _is_alias(one: Tensor, other: Tensor) -> bool:
-    """Whether two tensors are the same numbers in memory.
-
-    >>> u = torch.zeros(2, 3)
-    >>> _is_alias(u.view_as(u), u), _is_alias(u.clone(), u), _is_alias(u[:1], u)
-    (True, False, False)
-    """
-    if one.shape != other.shape or one.dtype != other.dtype or not (readable(one) and readable(other)):
-        return False
-    return one.stride() == other.stride() and one.data_ptr() == other.data_ptr()

@@ -24,6 +24,8 @@ class Scope(NamedTuple):
     hook: "ScopeHook"
     weights: Tensor | None
     """How much each position counts, (batch, length), as far as the arguments tell."""
+    past: int | Tensor | None
+    """How many tokens are in the cache, before those of this call; None without a cache."""
     crosses: bool
     """Whether the module attends to another sequence, so that padding outside is not that of its own."""
     begun: list[Any]
@@ -64,9 +66,10 @@ class ScopeHook:
         """Begin the scope; a forward pre-hook."""
         outer = self._outer()
         weights, crosses = self._weights(args, kwargs), kwargs.get("encoder_hidden_states") is not None
+        past = None if weights is None else _cached_tokens(kwargs.get("past_key_values"))
         if weights is None and self.inherits and outer and outer[-1].crosses == crosses:
-            weights = outer[-1].weights
-        _set_scopes((*outer, Scope(self, weights, crosses, [], torch.is_grad_enabled(), [])))
+            weights, past = outer[-1].weights, outer[-1].past
+        _set_scopes((*outer, Scope(self, weights, past, crosses, [], torch.is_grad_enabled(), [])))
 
     def leave(self, _module: nn.Module, _args: tuple[Any, ...], _output: Any) -> None:
         """End the scope; a forward hook, called after errors too."""
@@ -132,7 +135,7 @@ def entry_of(run: LayerRun, u: Tensor, scope: Scope) -> Entry:
         scope: The innermost scope that it is below of.
 
     """
-    weights = None if scope.weights is None else _fitted(scope.weights, u, run)
+    weights = None if scope.weights is None else _fitted(scope.weights, scope.past, u, run)
     mode = run.present_mode
     return Entry(weights, mode, run.bounds_of(mode, None), active_collectors())
 
@@ -148,10 +151,19 @@ def _set_scopes(scopes: tuple[Scope, ...]) -> None:
         _SCOPES.set(scopes)
 
 
-def _fitted(weights: Tensor, u: Tensor, run: LayerRun) -> Tensor | None:
+def _cached_tokens(cache: Any) -> int | Tensor | None:
+    """Return how many tokens a cache of transformers holds now, a static one as a tensor."""
+    if not hasattr(cache, "get_seq_length"):
+        return None
+    length: int | Tensor = cache.get_seq_length()
+    return length.clone() if isinstance(length, Tensor) else length  # layers move it on in place
+
+
+def _fitted(weights: Tensor, past: int | Tensor | None, u: Tensor, run: LayerRun) -> Tensor | None:
     """Return weights of the positions of a state, given those of all tokens so far; None if they do not fit.
 
-    With a cache the mask covers the tokens before, too; the state has the last ones.
+    With a cache the mask covers the tokens before, too, and with a static one perhaps those to come; without
+    one the state has the last tokens.
     """
     if u.dim() != 3:
         return None
@@ -159,5 +171,11 @@ def _fitted(weights: Tensor, u: Tensor, run: LayerRun) -> Tensor | None:
     surplus = weights.size(1) - length
     if weights.size(0) != batch or surplus < 0 or (surplus and not run.causal):
         return None
-    own = at_least_single(weights[:, weights.size(1) - length :].to(u.dtype)).unsqueeze(2)
+    if isinstance(past, Tensor):  # by its value on the device
+        places = torch.arange(length, device=weights.device) + past.to(weights.device).clamp(max=surplus)
+        weights = weights.index_select(1, places)
+    else:
+        begin = surplus if past is None else min(past, surplus)
+        weights = weights[:, begin : begin + length]
+    own = at_least_single(weights.to(u.dtype)).unsqueeze(2)
     return own.transpose(0, 1) if run.batch_dim else own

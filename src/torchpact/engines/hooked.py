@@ -7,7 +7,8 @@ from torch import Tensor, nn
 
 from torchpact.core.call_args import CallArgs
 from torchpact.core.collect import Collectors, report
-from torchpact.core.layer_hooks import Executed, LayerHook, first_state
+from torchpact.core.layer_calls import first_state
+from torchpact.core.layer_hooks import Executed, LayerHook
 from torchpact.core.layer_run import LayerRun
 from torchpact.core.layer_scopes import Entry, entry_of, scope_of
 from torchpact.core.ponder import Ponder
@@ -91,7 +92,8 @@ class PatchedLayers:
         """Leave the layers as they were."""
         self.run.enabled = True
         for layer in self.layers:
-            layer.__dict__.pop("forward", None)
+            if isinstance(layer.__dict__.get("forward"), _InPlace):  # a forward of the user's own stays
+                del layer.forward
             self.forwards[id(layer)].give_hooks_back()
         if self.outside is not None:
             self.outside.remove()

@@ -1,4 +1,4 @@
-"""Adapted networks on the Hugging Face hub: pushed with a model card, and loaded from there.
+"""Push adapted networks to the Hugging Face hub, with a model card, and load them from there.
 
 Needs the package huggingface_hub, which comes with transformers.
 """
@@ -24,14 +24,14 @@ def push_to_hub(
 ) -> str:
     """Upload what :func:`~torchpact.save_pretrained` writes, in one commit, and return its address.
 
-    A model card that the repository has already stays.
+    An existing model card in the repository is kept.
 
     Args:
         net: What :func:`~torchpact.adapt` returned.
-        repo_id: The repository, ``user/name``; it is made if it is not there.
-        private: Whether it is private, if it is made.
-        token: That of the user, by default the one that is stored.
-        commit_message: What the commit is called.
+        repo_id: The repository, ``user/name``; it is created if it does not exist.
+        private: Whether it is private, if it is created.
+        token: A token of the user; by default the stored one.
+        commit_message: The message of the commit.
 
     Raises:
         ValueError: The network is not adapted; nothing is uploaded.

@@ -1,19 +1,20 @@
-"""Adapted networks in the ``Trainer`` of transformers: the price in its loss, and ponders in its logs.
+"""Train adapted networks with the ``Trainer`` of transformers: the price in its loss, ponders in its logs.
 
-With ``PonderMixin`` that is one line::
+With ``PonderMixin``::
 
     class AdaptiveTrainer(PonderMixin, Trainer):
         tau = 0.01
 
 Training is relaxed and evaluation thresholded, since the Trainer calls ``train()`` and ``eval()``.
-Checkpoints hold the heads, and :func:`~torchpact.from_pretrained` loads them. Of a network that peft wraps
-they hold the adapters; there the heads go into a file beside them, which is read when training resumes.
+Checkpoints include the heads, and :func:`~torchpact.from_pretrained` loads them. Checkpoints of a network
+that peft wraps have the adapters only; the heads are saved in a file beside them, which is read when training
+resumes.
 
 How the Trainer scales a loss (transformers 5.23): where the model takes ``num_items_in_batch``, the number of
 labels other than −100 in all micro-batches of an optimizer step, a loss is expected to be the *sum* over a
 micro-batch divided by that number; the Trainer multiplies it by the number of processes, over which DDP
 averages, and adds up micro-batches. Otherwise a loss is a mean, which the Trainer divides by the number of
-micro-batches. A price is a mean over examples: :func:`price_scale` tells what to multiply it with. Some
+micro-batches. A price is a mean over examples: :func:`price_scale` returns the factor that it needs. Some
 models take the number and return a mean, see :func:`ignores_item_count`.
 """
 
@@ -36,17 +37,17 @@ Tau = float | Tensor
 
 
 def price_scale(trainer: Trainer, num_items_in_batch: Tensor | int | None = None) -> float:
-    """Return what a price, a mean over a micro-batch, is multiplied with in ``Trainer.compute_loss``.
+    """Return the factor for a price, which is a mean over a micro-batch, in ``Trainer.compute_loss``.
 
-    The gradient of the price is then that of its mean over all micro-batches of an optimizer step, as long as
-    they have equally many examples. In evaluation it is 1.
+    With it, the gradient of the price is that of its mean over all micro-batches of an optimizer step, if
+    these have equally many examples. In evaluation the factor is 1.
 
     Args:
         trainer: The Trainer whose ``compute_loss`` it is called in.
         num_items_in_batch: As ``compute_loss`` was given it.
 
     Raises:
-        ValueError: The Trainer spreads a batch over several GPUs of one process, where nothing is collected.
+        ValueError: The Trainer uses ``nn.DataParallel``, under which nothing is collected.
 
     Example:
         ::
@@ -68,7 +69,7 @@ def price_scale(trainer: Trainer, num_items_in_batch: Tensor | int | None = None
 
 
 def ignores_item_count(model: nn.Module, batch: Mapping[str, Any]) -> bool:
-    """Return whether a network takes ``num_items_in_batch`` and returns a mean all the same.
+    """Return whether a network accepts ``num_items_in_batch`` but ignores it, and returns a mean.
 
     Classifiers of BERT, RoBERTa, DistilBERT, Llama and others do (transformers 5.23). The Trainer does not
     divide such a loss by the micro-batches of an optimizer step, and multiplies it by the number of
@@ -136,7 +137,7 @@ class _Sums:
 
 
 class PonderCallback(TrainerCallback):
-    """Adds what the blocks did to the logs of a ``Trainer``: ``ponder/cost``, ``ponder/steps``, and by block.
+    """Adds ponders to the logs of a ``Trainer``: ``ponder/cost`` and ``ponder/steps``, in total and by block.
 
     These are means over the examples since the last log, of this process. Those of an evaluation are called
     ``eval_ponder/steps`` and so on; they are metrics, so that ``metric_for_best_model`` may name them.
@@ -234,9 +235,9 @@ def _load_heads(model: nn.Module, folder: str) -> None:
 
 
 class PonderMixin:
-    """Makes a ``Trainer`` minimise −log p + τ·N and log what the blocks did; a base class before ``Trainer``.
+    """A base class before ``Trainer`` that makes it minimise −log p + τ·N and log ponders.
 
-    In evaluation ``eval_loss`` is that of the thresholded network plus τ times the steps that it ran.
+    In evaluation, ``eval_loss`` is the loss of the thresholded network plus τ times the steps that it ran.
 
     Example:
         >>> from transformers import Trainer
@@ -253,7 +254,7 @@ class PonderMixin:
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         PonderCallback.of(self)
-        self._means_told = False
+        self._scaling_checked = False
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
         """Train, as ``Trainer.train`` does; resumed with the heads of the checkpoint."""
@@ -274,8 +275,8 @@ class PonderMixin:
     ) -> Any:
         """Return the objective, as ``Trainer.compute_loss`` does its loss."""
         trainer: Any = self
-        if not self._means_told and num_items_in_batch is not None:
-            self._tell_means(trainer, model, inputs)
+        if not self._scaling_checked and num_items_in_batch is not None:
+            self._check_scaling(trainer, model, inputs)
         if trainer.loss_is_scaled_for_ga is False:
             num_items_in_batch = None  # a mean
         scale = price_scale(trainer, num_items_in_batch)
@@ -287,9 +288,9 @@ class PonderMixin:
         loss = tp.map_loss(loss, ponders, self.tau * scale)
         return (loss, outputs) if return_outputs else loss
 
-    def _tell_means(self, trainer: Any, model: nn.Module, inputs: dict[str, Any]) -> None:
-        """Let the Trainer know, once, of a network whose loss is a mean though it takes the count."""
-        self._means_told = True
+    def _check_scaling(self, trainer: Any, model: nn.Module, inputs: dict[str, Any]) -> None:
+        """Check once whether the network ignores the count, and set ``loss_is_scaled_for_ga`` if so."""
+        self._scaling_checked = True
         several = trainer.args.gradient_accumulation_steps * trainer.args.world_size > 1
         known = trainer.loss_is_scaled_for_ga is not None
         other = trainer.compute_loss_func is not None or trainer.label_smoother is not None

@@ -11,7 +11,7 @@ from torch import nn
 from torchpact.core.call_args import CallArgs, first_tensor
 from torchpact.core.collect import Collector, collecting
 from torchpact.core.halting_module import HaltingModule
-from torchpact.core.layer_hooks import first_output
+from torchpact.core.layer_calls import first_output
 from torchpact.core.layer_run import LayerRun
 from torchpact.core.layer_scopes import entry_of, scope_of
 from torchpact.core.ponder import Ponder

@@ -13,6 +13,9 @@ from torchpact.specs import AttentionLayer, LayerContext, Projection
 
 ReadCall = Callable[[CallArgs], LayerContext | None]
 
+_SOFTMAX_ATTENTION = {None, "eager", "sdpa", "flash_attention_2", "flash_attention_3", "flex_attention"}
+"""Implementations of attention in transformers that compute the same; users may register others."""
+
 
 def linear(layer: Any) -> Projection:
     """Return the projection of a linear layer.
@@ -193,6 +196,7 @@ def whisper_layer(layer: Any) -> AttentionLayer:
 
 def torch_layer(layer: Any) -> AttentionLayer:
     """Return what an ``nn.TransformerEncoderLayer`` is, batch first."""
+    check_parts(layer, "torch")
     own = layer.self_attn
     if not own.batch_first or own.in_proj_weight is None:
         raise ValueError("expected it to have batch_first=True and keys as wide as queries")
@@ -210,6 +214,29 @@ def torch_layer(layer: Any) -> AttentionLayer:
     )
 
 
+def check_parts(layer: nn.Module, package: str) -> None:
+    """Refuse a layer one of whose parts has the forward of another package, which a spec would not know.
+
+    Linear layers are checked by :func:`linear`; norms and activations are called as they are.
+
+    Args:
+        layer: The layer.
+        package: Where the classes of its parts are, such as "transformers".
+
+    Raises:
+        ValueError: A part is of another package, or attends by a function of the user's own.
+
+    """
+    for part in layer.modules():
+        kind = type(part)
+        origin = inspect.unwrap(kind.forward).__module__.partition(".")[0]
+        if part is not layer and origin not in (package, "torch") and any(True for _ in part.children()):
+            raise ValueError(f"expected it to have the parts of {package}, got a {kind.__name__} of {origin}")
+        attends_by = getattr(getattr(part, "config", None), "_attn_implementation", None)
+        if attends_by not in _SOFTMAX_ATTENTION:
+            raise ValueError(f"expected it to attend as sdpa does, got the implementation {attends_by!r:.40}")
+
+
 def hugging_face_call(layer: nn.Module, index: int | None = None, causal: bool = False) -> ReadCall:
     """Return what reads the calls of a layer, by the names that transformers gives to arguments.
 
@@ -218,7 +245,11 @@ def hugging_face_call(layer: nn.Module, index: int | None = None, causal: bool =
         index: Its number, by which it finds its keys and values in a cache; None where it has none.
         causal: Whether tokens see only those before them where there is no mask.
 
+    Raises:
+        ValueError: A part of the layer is not of transformers.
+
     """
+    check_parts(layer, "transformers")
     names = [*inspect.signature(inspect.unwrap(type(layer).forward)).parameters][1:]
     return partial(_read_hugging_face, names, index, causal)
 

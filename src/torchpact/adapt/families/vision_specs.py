@@ -4,7 +4,7 @@ from typing import Any
 
 from torch import nn
 
-from torchpact.adapt.families.attention_specs import hugging_face_call, linear
+from torchpact.adapt.families.attention_specs import check_parts, hugging_face_call, linear
 from torchpact.core.call_args import CallArgs
 from torchpact.specs import AttentionLayer, LayerContext
 
@@ -55,6 +55,7 @@ def dinov2_layer(layer: Any) -> AttentionLayer:
 
 def timm_layer(layer: Any) -> AttentionLayer:
     """Return what a ``Block`` of timm's vision transformers is, in its plain form."""
+    check_parts(layer, "timm")
     attention, mlp = layer.attn, layer.mlp
     plain = type(attention).__name__ == "Attention" and type(mlp).__name__ == "Mlp"
     more = _norm(getattr(attention, "norm", None)), _norm(mlp.norm) if plain else None

@@ -113,6 +113,8 @@ class Decisions:
         weights = None
         if self.real is not None and ponder.steps.shape[1:] == (self.shape[1], 1):
             weights = self.real.unsqueeze(2).to(ponder.cost.dtype)
+        elif self.real is not None and self.spec.hooked:  # one decision an example
+            weights = self.real.any(1).view(-1, 1, 1).to(ponder.cost.dtype)
         return ponder._replace(weights=weights, name=self.spec.label, price=self.spec.price)
 
     def _logits(self, head: HeadSpec, u: Tensor, found: Tensor | None, rows: Tensor | None) -> Tensor:
