@@ -4,12 +4,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-import torch
 from torch import nn
 
 from torchpact.adapt.config import AdaptConfig
 from torchpact.adapt.width import StateKind
-from torchpact.core.criterion import Criterion
+from torchpact.core.criterion import Criterion, move_to_layer
 from torchpact.core.layer_run import LayerRun, Per
 from torchpact.nn.criteria.records import record_of
 from torchpact.nn.halting_heads import ExampleHead, PixelHead, TokenHead
@@ -44,9 +43,8 @@ def default_head(
         head = ExampleHead(kind.width, bias, normalize, batch_dim)
     else:
         head = TokenHead(kind.width, bias, normalize)
-    like = next((p for p in layer.parameters() if p.is_floating_point()), torch.empty(0))
-    known = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
-    return head.to(device=like.device, dtype=like.dtype if like.dtype in known else None)
+    move_to_layer(head, layer)
+    return head
 
 
 def name_of(heads: Any) -> str:

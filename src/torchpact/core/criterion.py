@@ -124,10 +124,21 @@ def placed(
     for head, layer in zip(made, layers, strict=False):
         if isinstance(head, Criterion):
             head.place(net, per, width)
-        like = next((p for p in layer.parameters() if p.is_floating_point()), None)
-        if like is not None:
-            head.to(device=like.device, dtype=like.dtype if like.dtype in _PRECISIONS else None)
+        move_to_layer(head, layer)
     return made
+
+
+def move_to_layer(head: nn.Module, layer: nn.Module) -> None:
+    """Move a head, in place, to the device and the precision of a layer, if that has floating-point weights.
+
+    Args:
+        head: The head.
+        layer: The layer that it stands after. Precisions that heads cannot compute in are left out.
+
+    """
+    like = next((p for p in layer.parameters() if p.is_floating_point()), None)
+    if like is not None:
+        head.to(device=like.device, dtype=like.dtype if like.dtype in _PRECISIONS else None)
 
 
 class PoolingHead(nn.Module):
