@@ -46,7 +46,7 @@ demo: install ## a pretrained ResNet becomes adaptive, in minutes on a CPU; writ
 	$(BIN)/torchpact demo
 
 docs: install ## the documentation site, in site/
-	$(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 	@echo "$(BIN)/mkdocs serve shows it at http://127.0.0.1:8000 (searching needs a server)"
 
 clean: ## remove what make has made

@@ -2,6 +2,7 @@
 
 import csv
 import importlib
+import inspect
 import re
 import runpy
 import subprocess
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 import typer
 
+import torchpact as tp
 from torchpact import cli
 
 ROOT = Path(__file__).parent.parent
@@ -58,6 +60,16 @@ def test_the_paper_map_lists_every_equation_and_algorithm_once():
             algorithms += found
     assert equations == list(range(1, 31))
     assert algorithms == [1, 2, 3, 4]
+
+
+def test_every_public_name_stands_in_the_api_reference():
+    reference = (ROOT / "docs" / "reference.md").read_text()
+    shown = set(re.findall(r"^::: ([\w.]+)$", reference, flags=re.MULTILINE))
+    for name in tp.__all__:
+        thing = getattr(tp, name)
+        # the reference names the place of definition, since subpackages bear the names of functions
+        where = thing.__name__ if inspect.ismodule(thing) else f"{thing.__module__}.{thing.__qualname__}"
+        assert where in shown, f"docs/reference.md has no ::: {where}"
 
 
 def test_the_readme_lists_every_command():
