@@ -36,7 +36,7 @@ from torchpact_recipes.training import TrainConfig
 from torchpact_recipes.training.titles import title
 
 ROOT = spans.ROOT
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 FIGURE = re.compile(rf"images/((?:paper/)?)((?:{'|'.join(EXPERIMENTS)})[\w-]*\.png)")
 REGION = re.compile(r"(<!-- table: (?P<what>[^>]*?) -->\n).*?(<!-- end -->)", re.DOTALL)
 
