@@ -305,3 +305,9 @@ def test_links_between_pages_lead_somewhere(page):
     ):
         if "://" not in target:
             assert (page.parent / target).exists(), target
+
+
+def test_figures_of_benchmarks_are_drawn_from_todays_results():
+    command = [sys.executable, str(ROOT / "docs" / "plots.py"), "--check"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
