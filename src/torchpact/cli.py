@@ -31,7 +31,7 @@ PLAIN = {"±": "+-", "×": "x", "−": "-", "…": "...", "τ": "tau", "←": "<
 def main() -> None:
     """Run the program; a mistake, or whatever else ends it, is one line on standard error.
 
-    The exit status is 2 for a mistake of the user's, 1 for an error that nobody foresaw, and 128 plus the
+    The exit status is 2 for a mistake of the user's, 1 for an unexpected error, and 128 plus the
     number of a signal. With ``--traceback`` or TORCHPACT_TRACEBACK=1 the line comes after a traceback.
     """
     prepare_terminal()
@@ -109,7 +109,7 @@ def _end(error: Exception) -> NoReturn:
         _fail(str(error), code=error.code)
     if isinstance(error, typer.Abort):
         _fail("aborted")
-    if isinstance(error, BrokenPipeError):  # as of a pager that was left: nobody reads on
+    if isinstance(error, BrokenPipeError):  # a pager was closed: no one reads on
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise SystemExit(128 + 13)
     if isinstance(error, (ValueError, OSError)):

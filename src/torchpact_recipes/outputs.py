@@ -56,7 +56,7 @@ def _made(folder: Path) -> Iterator[None]:
             for path in reversed(missing):
                 path.mkdir()
                 made.append(path)
-            # to ask for permission is not enough: nobody writes in /proc
+            # os.access is not enough: it allows writing in /proc, which fails
             with tempfile.TemporaryDirectory(prefix=".torchpact-", dir=folder) as name:
                 (Path(name) / "file").touch()
         except OSError as error:

@@ -71,7 +71,7 @@ def find(name: str) -> Entry:
 
 
 def hint(name: str, known: Iterable[str]) -> str:
-    """What helps somebody whose name is not a known one: the one that is close, or where all are listed.
+    """Suggest the closest known name for an unknown one, or where all names are listed.
 
     >>> hint("resnet32-plane", ["resnet32-plain"]), hint("vgg", ["resnet32-plain"])
     ('did you mean resnet32-plain?', 'torchpact zoo lists them')
@@ -122,7 +122,7 @@ def in_order(results: dict[str, Any]) -> dict[str, Any]:
 
 
 def _rank(entry: Entry) -> tuple[int, bool, int, float, str]:
-    """Small networks first, the plain ones before adaptive ones; methods that nobody foresaw are last."""
+    """Small networks first, the plain ones before adaptive ones; unknown methods are last."""
     method = entry.config["method"]
     place = _METHODS.index(method) if method in _METHODS else len(_METHODS)
     return entry.network.units, entry.network.adaptive, place, float(entry.config["tau"]), entry.name

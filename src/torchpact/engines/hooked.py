@@ -136,7 +136,7 @@ class PatchedLayers:
         return _Running(self.run, call, entry.collectors)
 
     def _watched(self) -> bool:
-        """Whether somebody else's hooks see the states between layers, which must then be kept."""
+        """Whether hooks of others see the states between layers, which must then be kept."""
         return any(layer._forward_hooks for layer in self.layers)
 
 

@@ -98,7 +98,7 @@ class AttentionLayer:
     scale1: Tensor | None = None
     """What the attention is multiplied by, feature by feature, before it is added (layer scale)."""
     scale2: Tensor | None = None
-    """Likewise for the MLP."""
+    """The same for the MLP."""
     dropouts: tuple[nn.Module, ...] = ()
     """After the output projection, inside the MLP, and after it; () where the layer is in evaluation."""
     attention_dropout: float = 0.0

@@ -29,7 +29,7 @@ def smooth_noise(batch: int, size: int, per: Per = "pixel") -> Tensor:
 
 @torch.no_grad()
 def with_blobs(config: ResNetConfig, batch: int, active: float) -> tuple[ResNet, Tensor]:
-    """Return a network and images of which it keeps a share active after the first unit of each block.
+    """Return a network, and images whose pixels it keeps active in part after the first unit of each block.
 
     A channel of the image holds smooth noise, all residuals leave it as it is, and heads halt where it is
     above a quantile; what does not halt there runs to the end. For networks per image the noise is one
@@ -59,7 +59,7 @@ def with_blobs(config: ResNetConfig, batch: int, active: float) -> tuple[ResNet,
 def block_with_blobs(
     channels: int, size: int, batch: int, active: float, units: int = 5
 ) -> tuple[AdaptiveBlock, Tensor]:
-    """Return a single block, and maps of which it keeps a share active after its first unit; likewise.
+    """Return a single block, and maps whose pixels it keeps active in part after its first unit.
 
     >>> block, u = block_with_blobs(16, size=8, batch=2, active=0.5, units=3)
     >>> (block(u)[1].steps == 3).float().mean()

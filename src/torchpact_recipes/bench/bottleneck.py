@@ -89,7 +89,7 @@ class PlainBottlenecks(_Frame):
 def bottlenecks_with_blobs(
     batch: int, active: float, size: int = 224, **settings: Any
 ) -> tuple[BottleneckNet, Tensor]:
-    """Return a network and images of which it keeps a share active after the first unit of each block.
+    """Return a network, and images whose pixels it keeps active in part after the first unit of each block.
 
     >>> net, images = bottlenecks_with_blobs(2, 0.5, 64, units=(2, 2), channels=(64, 128))
     >>> [round(float((ponder.steps == 2).float().mean()), 1) for ponder in net(images)[1]]

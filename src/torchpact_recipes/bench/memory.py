@@ -37,7 +37,7 @@ def peak_memory(call: Callable[[], object], device: torch.device | str = "cpu") 
 
 
 class _Live(TorchDispatchMode):
-    """Adds up the storages that operations make, for as long as somebody holds them."""
+    """Adds up the storages that operations make, for as long as they are referenced."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -83,7 +83,7 @@ def network_file(name: str | Path) -> Path:
     files = RunFiles(path)
     last = next((file for file in (files.last, files.previous) if file.is_file()), None)
     if last is not None and _is_saved(path):
-        got = f"{last.name} and {FILES[1]}, either of which can be named"
+        got = f"{last.name} and {FILES[1]}: name one of them"
         raise CheckpointError(f"{path}: expected a run or a saved network, got both ({got})")
     if last is not None or _is_saved(path):
         return last or path

@@ -65,7 +65,7 @@ def enwik8(
 
 @contextmanager
 def _progress() -> Iterator[Progress]:
-    """A bar for every step that is reported, where there is somebody to see it."""
+    """A progress bar for every step that is reported, on a terminal."""
     console = Console(stderr=True)
     with Bar(console=console, transient=True, disable=not console.is_terminal) as bar:
         tasks: dict[str, TaskID] = {}

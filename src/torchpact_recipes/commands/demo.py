@@ -54,7 +54,7 @@ def demo(
 ) -> None:
     """Take a pretrained ResNet-32, make it adaptive, train it on 2 cores, and see what that saves.
 
-    Everything it prints is measured as it runs, on images that nobody was trained on.
+    Everything it prints is measured as it runs, on images that no network was trained on.
 
     [dim]Example: torchpact demo, then open demo/report.html[/dim]
     """

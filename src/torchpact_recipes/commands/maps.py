@@ -169,7 +169,7 @@ def _called(name: str) -> str:
 
 
 def _title(name: str, network: Network, depth: bool) -> str:
-    """What the paper calls a network and its τ; where nobody knows, the name of its folder."""
+    """The paper's name of a network and its τ, or the name of its folder where these are unknown."""
     if network.config is None:
         called = _called(name)
         return f"ResNet-{network.model.config.layers}\n{called}" if depth else called

@@ -30,7 +30,7 @@ SHORT = {"images": "img", "characters": "char", "sequences": "seq"}
 class TrainingProgress:
     """Bars on standard error; ``total`` is the number of iterations of all that will be trained, if known.
 
-    ``goes_on`` is what to tell whoever stops it before the end: how the rest is trained.
+    ``goes_on`` says how to continue a run that was stopped before its end.
 
     They follow the learners' own count of iterations, several times a second and without waiting for a
     device; losses and results come as they are found. A context manager: within it, call :meth:`train` as

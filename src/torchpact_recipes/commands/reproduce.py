@@ -122,7 +122,7 @@ def _say(line: str) -> None:
 
 
 def _named(groups: Sequence[Sequence[AnyRun]], patterns: Sequence[str]) -> list[list[AnyRun]]:
-    """Return the runs whose names match one of the patterns, each of which has to match some."""
+    """Return the runs whose names match one of the patterns; every pattern has to match a run."""
     for pattern in patterns:
         if not any(fnmatchcase(run.name, pattern) for group in groups for run in group):
             raise ValueError(f"expected --only to match a name that --list shows, got {pattern!r}")

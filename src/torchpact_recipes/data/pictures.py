@@ -58,7 +58,7 @@ def _middle(picture: Image.Image) -> Image.Image:
 def _as_rgb(picture: Image.Image) -> Image.Image:
     if picture.mode == "F":
         raise ValueError("expected 8 or 16 bits a value, got floating point")
-    if picture.mode.startswith("I"):  # 16 bits of grey, of which convert would cut off what is above 255
+    if picture.mode.startswith("I"):  # 16 bits of grey, where convert would clip values above 255
         values = np.asarray(picture).clip(0, 65535) // 256
         return Image.fromarray(values.astype(np.uint8)).convert("RGB")
     if picture.has_transparency_data:

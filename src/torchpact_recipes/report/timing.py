@@ -1,4 +1,4 @@
-"""How long a network takes in earnest, in each of its modes."""
+"""Measured time of a network in each of its modes."""
 
 import statistics
 import warnings

@@ -62,9 +62,9 @@ def attend_natively(queries: Tensor, keys: Tensor, values: Tensor, scale: float,
     Args:
         queries: (rows, heads, size); of an example one after the other.
         keys: (keys, kv_heads, size), or with a cache (examples, kv_heads, keys, size).
-        values: Likewise.
+        values: Values, of the same shape.
         scale: What scores are multiplied by.
-        ragged: Which rows are of which example, and what they attend to.
+        ragged: The rows of each example, and what they attend to.
 
     Returns:
         The sums, (rows, heads · size).

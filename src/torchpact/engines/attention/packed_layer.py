@@ -85,7 +85,7 @@ class PackedLayer:
         return queries, keys, values
 
     def keys_and_values(self, u: Tensor, rotary: Rotary | None) -> tuple[Tensor, Tensor]:
-        """Return keys and values of tokens none of which is active."""
+        """Return keys and values of tokens that have all halted."""
         if self.key_value is None:
             return self.project(u, u, None, rotary, rotary)[1:]
         keys, values = self._keys_and_values(self.norm1(u) if self.spec.order == "pre" else u)

@@ -25,9 +25,9 @@ def attend_in_rectangles(
     Args:
         queries: (rows, heads, size); of an example one after the other.
         keys: (keys, kv_heads, size), or with a cache (examples, kv_heads, keys, size).
-        values: Likewise.
+        values: Values, of the same shape.
         scale: What scores are multiplied by.
-        ragged: Which rows are of which example, and what they attend to.
+        ragged: The rows of each example, and what they attend to.
         selection: Which tokens the rows and the keys are.
         ranges: Its mask, where there is one, is used instead of the ranges.
         length: The tokens of an example.

@@ -90,7 +90,7 @@ Launch = Callable[[Args, int], None]
 
 
 class Clusters:
-    """A layer that clusters read: ``launch`` starts some of them, of which ``at_once`` run at a time."""
+    """A layer that clusters read: ``launch`` starts some of them; ``at_once`` run at a time."""
 
     adds_bias = True
     """Whether the bias of the inputs is added here, and is no part of the product that is read."""
@@ -114,7 +114,7 @@ class Clusters:
         self.places = Places()
 
     def read(self, inputs: Tensor, piece: Piece, result: Result, bound: float) -> None:
-        """Read some time steps, of which ``inputs`` are the inputs' part of all gates, without their bias."""
+        """Read some time steps; ``inputs`` are the inputs' part of all gates, without their bias."""
         places = self.places.of(piece, inputs)
         args = self._args(inputs, places, piece, result, bound)
         if result.state is not None:

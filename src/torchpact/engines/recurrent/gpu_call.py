@@ -11,7 +11,7 @@ from torchpact.core.ponder import Ponder
 from torchpact.core.state import State
 
 Whole = tuple[int, int]
-"""How many time steps and how many sequences, all of which have so many."""
+"""The number of time steps of every sequence, and the number of sequences."""
 
 
 class Result:

@@ -95,7 +95,7 @@ class Lane:
         self.left = torch.zeros(1, dtype=torch.int32, device="cpu", pin_memory=weight.is_cuda)
 
     def read(self, inputs: Tensor, piece: Piece, result: Result, bound: float) -> None:
-        """Read some time steps, of which ``inputs`` are the inputs' part of all gates."""
+        """Read some time steps; ``inputs`` are the inputs' part of all gates."""
         if not inputs.is_cuda:
             self._begin(inputs, piece, result, bound)
             while (left := int(self.counts[0, 0])) and not self._ends(left):

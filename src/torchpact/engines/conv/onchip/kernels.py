@@ -111,7 +111,7 @@ class Kernels:
                 runs: dict[str, Callable[[], object]] = {
                     name: partial(call, u) for name, call in calls.items()
                 }
-                if not weights.draws:  # from generators, of which a graph would have to know
+                if not weights.draws:  # from generators, which a graph would have to know
                     runs = {name: replayed(run, u.device) for name, run in runs.items()}
                 seconds = interleaved(runs, seconds=0.1, most=50)
                 best = min(ways, key=seconds.__getitem__)

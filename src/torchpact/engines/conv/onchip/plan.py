@@ -131,7 +131,7 @@ def candidates(
 
 
 def candidates_of(block: Plan, batch: int, device: Device) -> list[Plan]:
-    """Return plans for a block, of which ``block`` has the sizes, likewise."""
+    """Return plans for a block of the sizes in ``block``."""
     if block.width == 32:
         block = replace(block, gap=8)  # by banks that adds meet, all active: 1.0 for 3.9 turns
     ways = _ways(block, batch, device)
@@ -176,7 +176,7 @@ def _time(plan: Plan, batch: int, device: Device) -> float:
 
 
 def _ways(block: Plan, batch: int, device: Device) -> list[list[Iterator[Plan]]]:
-    """Ways to run a block, the likeliest first: each of them kinds of plans, of which the first that fits.
+    """Ways to run a block, the likeliest first: each has kinds of plans, and the first that fits is taken.
 
     Times are microseconds of ResNet-110 on an H200, of 1024 images: trained (``tau0.01``), the same never
     halting, and plain; or, where it says so, with all, half and a quarter of the pixels active, when heads

@@ -109,7 +109,7 @@ def _leave_products(  # type: ignore[no-untyped-def]
 ):
     """Nine rows of all pixels for every part, so that what neighbours ask for lies side by side.
 
-    In ``pools`` each head has a row for every part, of which the last are ``left``.
+    In ``pools`` each head has a row for every part; the last are ``left``.
     """
     column, rows = tl.arange(0, W)[:, None].to(tl.int64), tl.trans(result)
     at = (part * 9 + column) * pixels + pixel[None, :]

@@ -55,7 +55,7 @@ POINTWISE = {
     128: (Tiles(64, 128, 64, 4, 3, 3), TILES[128][1]),
     512: (TILES[512][0], Tiles(64, 128, 64, 4, 3, 2)),
 }
-"""Likewise of 1×1 convolutions, where others were faster in one of the four blocks of a network much like
+"""The same for 1×1 convolutions, where others were faster in one of the four blocks of a network much like
 ResNet-50: 64 outputs 390 and 638 µs at 25 % and 100 %, with the tiles of 3×3 ones 396 and 658; 128 outputs
 461 and 716 for 484 and 720; 512 and more 520 and 707 for 525 and 722 (with two stages), 310 and 333 for 321
 and 344. Tiles of 8 warps or 128 pixels were up to 40 % slower, of 32 pixels 4 % faster to 23 % slower."""
@@ -118,7 +118,7 @@ class Region(NamedTuple):
     above: int
     """Rows at either end that belong to others."""
     beside: int
-    """Columns likewise."""
+    """The same for columns."""
 
     @property
     def pixels(self) -> int:
@@ -142,7 +142,7 @@ REGION = (16, 32)
 """Rows and columns that a program decides for, at most. A row is the bits of a number: 60 of them at most."""
 
 WHOLE = (32, 32)
-"""But maps up to this size are one region: nothing is decided twice, and nobody adds up for others. At 25 %,
+"""But maps up to this size are one region: nothing is decided twice, and no sums are shared. At 25 %,
 50 % and 100 % active, blocks of 64 maps of 128×28×28 took 301, 351 and 443 µs on an H200, in smaller regions
 303, 353 and 458; 1024 of 16×32×32 with 25 % and 100 % 731 and 969 for 768 and 1031."""
 

@@ -24,7 +24,7 @@ class Unit:
 
 
 class Head(NamedTuple):
-    """The weights of a halting head, likewise."""
+    """The weights of a halting head, arranged for the kernels."""
 
     columns: Tensor
     """(channels, a power of two): nine taps, then what it and each head after it has for the mean."""
