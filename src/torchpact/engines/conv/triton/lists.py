@@ -134,8 +134,8 @@ def _note(  # type: ignore[no-untyped-def]
 
     ``noise`` decides, and ``log_q`` is kept, unless they are None. ``probs``, ``survival`` and ``expected``
     are details, and may be None too. ``probs`` has a row of all pixels for each iteration up to the ``last``;
-    the first decision fills all. Known values are loaded for all pixels, so that no program waits for the list of
-    open ones.
+    the first decision fills all. Known values are loaded for all pixels, so that no program waits for the
+    list of open ones.
     """
     if noise is not None:
         go = ~(logit + tl.load(noise + pixel, mask=there, other=0.0) > 0)
