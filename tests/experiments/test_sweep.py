@@ -214,7 +214,7 @@ def test_those_of_one_kind_are_trained_by_the_same_kernels(archive, data):
 
     def train(trainers):
         sweep._join(trainers)
-        joined.append([trainer.learner.joined is not None for trainer in trainers])
+        joined.append([trainer.learner.ensemble is not None for trainer in trainers])
         train_together(trainers)
 
     runs = [*family(0), *family(1), Run(small.config("plain", seed=2, iterations=4, batch=8))]

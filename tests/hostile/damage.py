@@ -27,7 +27,7 @@ from tests.training.small import config, images
 from torchpact import cli
 from torchpact.engines import build_cache
 from torchpact_recipes import zoo
-from torchpact_recipes.data.pictures import read_picture
+from torchpact_recipes.data.image_io import read_picture
 from torchpact_recipes.hub_files import FILES, read_network, to_settings
 from torchpact_recipes.report import read_run, write_page
 from torchpact_recipes.training import Trainer

@@ -25,7 +25,7 @@ from torchpact_recipes.training import (
     preset,
 )
 from torchpact_recipes.training.config import DISTILL
-from torchpact_recipes.training.ensemble.images import join
+from torchpact_recipes.training.ensemble.images import form_ensembles
 from torchpact_recipes.training.sequence_config import TASKS
 
 NETWORKS = {"resnet32": 5, "resnet110": 18}
@@ -283,7 +283,7 @@ def _image_trainers(
         for config, folder in zip(configs, _folders(out, configs), strict=True)
     ]
     if place.type == "cuda":  # those of one kind are trained by the same kernels
-        join([trainer.learner for trainer in trainers])
+        form_ensembles([trainer.learner for trainer in trainers])
     return trainers
 
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from torchpact_recipes.data import load_enwik8, load_sample_text
 from torchpact_recipes.training import SequenceTrainConfig, SequenceTrainer, Texts, sequence_preset
-from torchpact_recipes.training.ensemble.sequence import join_sequences
+from torchpact_recipes.training.ensemble.sequences import form_sequence_ensembles
 from torchpact_recipes.training.sequence_config import check_sizes
 
 
@@ -67,5 +67,5 @@ def sequence_trainers(
         for config, folder in zip(configs, folders, strict=True)
     ]
     if device.type == "cuda":
-        join_sequences([trainer.learner for trainer in trainers])
+        form_sequence_ensembles([trainer.learner for trainer in trainers])
     return trainers

@@ -21,8 +21,8 @@ from torchpact_recipes.training import (
     train_together,
 )
 from torchpact_recipes.training.config import Precision
-from torchpact_recipes.training.ensemble.images import join
-from torchpact_recipes.training.ensemble.sequence import join_sequences
+from torchpact_recipes.training.ensemble.images import form_ensembles
+from torchpact_recipes.training.ensemble.sequences import form_sequence_ensembles
 from torchpact_recipes.training.sequence_learner import SequenceLearner
 
 
@@ -109,8 +109,8 @@ def _make_part(
 def _join(trainers: Iterable[TrainingLoop[Any]]) -> None:
     """Have those of one kind be trained by the same kernels."""
     learners = [trainer.learner for trainer in trainers]
-    join([one for one in learners if isinstance(one, Learner)])
-    join_sequences([one for one in learners if isinstance(one, SequenceLearner)])
+    form_ensembles([one for one in learners if isinstance(one, Learner)])
+    form_sequence_ensembles([one for one in learners if isinstance(one, SequenceLearner)])
 
 
 def _trainer(

@@ -10,11 +10,11 @@ from torch.nn import functional as F
 from torchpact.models import ResNet
 from torchpact_recipes.data import BatchOrder, Images, augment
 from torchpact_recipes.training.algorithms import deterministic_algorithms, fastest_algorithms
-from torchpact_recipes.training.capturing import Captured
 from torchpact_recipes.training.compiling import compiled, many_kinds
 from torchpact_recipes.training.config import TrainConfig
+from torchpact_recipes.training.cuda_graph import CapturedStep
+from torchpact_recipes.training.distillation import Teacher, divergence
 from torchpact_recipes.training.iterations import Iterations
-from torchpact_recipes.training.teaching import Teacher, divergence
 
 
 class ImageIterations(Iterations):
@@ -40,7 +40,7 @@ class ImageIterations(Iterations):
         self._augment, self._find_loss = self._crop, self._forward
         if compile:
             self._augment, self._find_loss = compiled(self._crop), compiled(self._forward)
-        self.captured = Captured(self.device) if capture else None
+        self.captured = CapturedStep(self.device) if capture else None
 
     def _crop(self, images: Tensor) -> Tensor:
         return augment(images, pad=self.config.pad)
@@ -94,7 +94,7 @@ class ImageIterations(Iterations):
         self._sums += report
         self._position += 1
 
-    def _record(self, captured: Captured) -> None:
+    def _record(self, captured: CapturedStep) -> None:
         """Compile, warm up and record the iteration."""
         with fastest_algorithms(), many_kinds():
             for _ in range(3):

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from torchpact_recipes.training import distributed
-from torchpact_recipes.training.capturing import Captured
 from torchpact_recipes.training.config import TrainConfig
+from torchpact_recipes.training.cuda_graph import CapturedStep
 from torchpact_recipes.training.learns import Metrics
 from torchpact_recipes.training.sequence_config import SequenceTrainConfig
 from torchpact_recipes.training.state import copies, derived_seed, put_back
@@ -26,10 +26,10 @@ class Iterations(ABC):
     optimizer: torch.optim.Optimizer
     capture: bool
     """Whether iterations are captured, rather than run step by step."""
-    captured: Captured | None
+    captured: CapturedStep | None
     """An iteration, to replay; None where they are not."""
-    joined: "Iterations | None" = None
-    """What it advances by, where it is trained by the same kernels as others."""
+    ensemble: "Iterations | None" = None
+    """The ensemble that trains it, with others, by the same kernels."""
     _rate: float
     """What the learning rate is now, as the host knows it."""
     _sums: Tensor
@@ -39,12 +39,12 @@ class Iterations(ABC):
     @property
     def together(self) -> int:
         """How many networks the same kernels train, this one included."""
-        return 1 if self.joined is None else self.joined.together
+        return 1 if self.ensemble is None else self.ensemble.together
 
     def advance(self) -> None:
         """Train for one iteration, and those joined with it; a GPU may still be at work on return."""
-        if self.joined is not None:
-            self.joined.advance()
+        if self.ensemble is not None:
+            self.ensemble.advance()
             return
         with self.on_stream():
             self._prepare()
@@ -71,7 +71,7 @@ class Iterations(ABC):
         self._sums.copy_(sums)
 
     @abstractmethod
-    def _record(self, captured: Captured) -> None:
+    def _record(self, captured: CapturedStep) -> None:
         """Warm up and record the iteration; what that does to state and sums is undone."""
 
     @abstractmethod

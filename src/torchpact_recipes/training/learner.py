@@ -22,9 +22,10 @@ from torchpact.models import HaltingHead, ResNet, build
 from torchpact_recipes.data import BatchOrder, Images
 from torchpact_recipes.training import distributed
 from torchpact_recipes.training.config import TrainConfig
+from torchpact_recipes.training.distillation import Teacher
 from torchpact_recipes.training.image_iterations import ImageIterations
 from torchpact_recipes.training.inputs import as_input, casting
-from torchpact_recipes.training.lottery import decide_by_lot
+from torchpact_recipes.training.random_halting import halt_at_random
 from torchpact_recipes.training.state import (
     check_same_tensors,
     collect,
@@ -34,7 +35,6 @@ from torchpact_recipes.training.state import (
     put_back,
     seeded,
 )
-from torchpact_recipes.training.teaching import Teacher
 
 
 class Learner(ImageIterations):
@@ -69,17 +69,17 @@ class Learner(ImageIterations):
             mode = config.training_mode()
             model = build(config.network, distributed.with_global_noise(mode) if self.shared else mode)
         if config.method == "random":
-            decide_by_lot(model, config.random_steps)
+            halt_at_random(model, config.random_steps)
         if self.shared:
             distributed.with_global_norms(model)
         memory = torch.channels_last if on_gpu else torch.contiguous_format
         self.model: ResNet = model.to(self.device, memory_format=memory)  # type: ignore[call-overload]
-        self.own_kernels = on_gpu and self.compile and config.precision == "bf16"
-        if self.own_kernels:
+        self.use_kernels = on_gpu and self.compile and config.precision == "bf16"
+        if self.use_kernels:
             # they need Triton, which comes with torch for CUDA but not for CPUs
-            from torchpact_recipes.training.kernels import with_own_kernels
+            from torchpact_recipes.training.kernels import with_fused_kernels
 
-            self.model = with_own_kernels(self.model)
+            self.model = with_fused_kernels(self.model)
         # it averages gradients over processes; the network keeps its names, and is evaluated by itself
         self._called: nn.Module = DistributedDataParallel(self.model) if self.shared else self.model
         if (teacher is None) != (config.distill == 0):

@@ -13,8 +13,12 @@ from torchpact import EMABaseline
 from torchpact.core import state as _state
 from torchpact.core.state import State
 from torchpact.models import SequenceNet
-from torchpact_recipes.training.capturing import Captured
-from torchpact_recipes.training.ensemble.sequence import SequenceJoint, can_join_sequences, make_adam
+from torchpact_recipes.training.cuda_graph import CapturedStep
+from torchpact_recipes.training.ensemble.sequences import (
+    SequenceEnsemble,
+    can_form_sequence_ensemble,
+    make_adam,
+)
 from torchpact_recipes.training.iterations import Iterations
 from torchpact_recipes.training.sequence import lengths_of, sequence_loss
 from torchpact_recipes.training.sequence_config import SequenceTrainConfig, make_task
@@ -70,14 +74,14 @@ class SequenceLearner(Iterations):
         self._sums = torch.zeros(3 + config.network.layers, dtype=torch.double, device=self.device)
         self._since = 0
         self._rate = config.lr
-        self.captured = Captured(self.device) if self.capture else None
-        self.own_kernels = self.capture
+        self.captured = CapturedStep(self.device) if self.capture else None
+        self.use_kernels = self.capture
         """Whether it is trained by those for several networks, where they are for its kind."""
 
     def advance(self) -> None:
         """Train for one iteration, and those joined with it; a GPU may still be at work on return."""
-        if self.own_kernels and self.joined is None and can_join_sequences([self]):
-            SequenceJoint([self])
+        if self.use_kernels and self.ensemble is None and can_form_sequence_ensemble([self]):
+            SequenceEnsemble([self])
         super().advance()
 
     @property
@@ -146,7 +150,7 @@ class SequenceLearner(Iterations):
         else:
             self._tau = price
 
-    def _record(self, captured: Captured) -> None:
+    def _record(self, captured: CapturedStep) -> None:
         self.turn_to_batch()
         captured.record(self._iterate, self.optimizer.zero_grad)
 

@@ -1,7 +1,7 @@
 """Networks of one kind that read one text, trained by the same kernels; a single one, too, in fewer of them.
 
 They read the same windows, each from states of its own. Their weights have a dimension more, the first; see
-``joint_lstm`` for what is made of them.
+``lstm`` for what is made of them.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from torchpact.core.state import State
-from torchpact_recipes.training.capturing import Captured
-from torchpact_recipes.training.ensemble.joining import JointIterations, groups, means, side_by_side
+from torchpact_recipes.training.cuda_graph import CapturedStep
+from torchpact_recipes.training.ensemble.base import Ensemble, compatible, groups, means
 from torchpact_recipes.training.ensemble.text import LSTMState, can_read, read_text
 from torchpact_recipes.training.sequence_config import SequenceTrainConfig
 
@@ -23,16 +23,16 @@ if TYPE_CHECKING:
     from torchpact_recipes.training.sequence_learner import SequenceLearner
 
 
-def join_sequences(learners: Sequence["SequenceLearner"]) -> list["SequenceJoint"]:
+def form_sequence_ensembles(learners: Sequence["SequenceLearner"]) -> list["SequenceEnsemble"]:
     """Have all that can be trained by the same kernels be so, from now on; a single one, too.
 
     As each has all of them advance, their trainers are to be run by ``train_together``.
     """
-    found = groups(learners, can_join_sequences)
-    return [SequenceJoint(group) for group in found if can_join_sequences(group)]
+    found = groups(learners, can_form_sequence_ensemble)
+    return [SequenceEnsemble(group) for group in found if can_form_sequence_ensemble(group)]
 
 
-def can_join_sequences(learners: Sequence["SequenceLearner"]) -> bool:
+def can_form_sequence_ensemble(learners: Sequence["SequenceLearner"]) -> bool:
     """Whether these can be trained by the same kernels: LSTMs on one text, of one kind, at one iteration.
 
     Their seeds and prices may differ, and how long steps are free. Not for REINFORCE, nor with dropout.
@@ -43,7 +43,7 @@ def can_join_sequences(learners: Sequence["SequenceLearner"]) -> bool:
         first.streams is not None
         and config.method in ("plain", "repeat", "relaxed", "act")
         and can_read(first.model)
-        and side_by_side(learners)
+        and compatible(learners)
         and all(
             replace(one.config, tau=config.tau, seed=config.seed, free=config.free) == config
             and one.streams is not None
@@ -53,7 +53,7 @@ def can_join_sequences(learners: Sequence["SequenceLearner"]) -> bool:
     )
 
 
-class SequenceJoint(JointIterations["SequenceLearner"]):
+class SequenceEnsemble(Ensemble["SequenceLearner"]):
     """Learners that advance together; from now on their weights and states are parts of larger tensors.
 
     What each draws depends on all of them, unlike where they have streams of their own. On a GPU products are
@@ -64,7 +64,7 @@ class SequenceJoint(JointIterations["SequenceLearner"]):
     >>> text = load_sample_text("train")
     >>> configs = [sequence_preset("enwik8", "tiny", hidden=8, batch=4, seed=seed) for seed in range(3)]
     >>> learners = [SequenceLearner(config, text=text) for config in configs]
-    >>> SequenceJoint(learners).advance()
+    >>> SequenceEnsemble(learners).advance()
     >>> [one.metrics().iterations for one in learners]
     [1, 1, 1]
     """
@@ -72,7 +72,7 @@ class SequenceJoint(JointIterations["SequenceLearner"]):
     config: SequenceTrainConfig
 
     def __init__(self, learners: Sequence["SequenceLearner"]) -> None:
-        if not can_join_sequences(learners):
+        if not can_form_sequence_ensemble(learners):
             raise ValueError("expected LSTMs of one kind that read one text, at the same iteration")
         super().__init__(learners)
         assert learners[0].streams is not None
@@ -82,8 +82,8 @@ class SequenceJoint(JointIterations["SequenceLearner"]):
         self._stack_moments()
         self._states: list[LSTMState] = self._stacked_states()
         self._symbols, self._targets = (x.clone() for x in self.streams[0])
-        self.captured = Captured(self.device) if self.capture else None
-        self.take_over()
+        self.captured = CapturedStep(self.device) if self.capture else None
+        self.attach()
 
     def _stacked_weights(self) -> dict[str, nn.Parameter]:
         """The weights of all, of which theirs become views."""
@@ -160,7 +160,7 @@ class SequenceJoint(JointIterations["SequenceLearner"]):
         self._symbols.copy_(symbols)
         self._targets.copy_(targets)
 
-    def _record(self, captured: Captured) -> None:
+    def _record(self, captured: CapturedStep) -> None:
         with tf32_products():
             captured.record(self._iterate, self.optimizer.zero_grad)
 

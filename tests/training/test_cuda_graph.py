@@ -14,8 +14,8 @@ from tests.training.test_sequence_trainer import TEXTS, settings
 from tests.training.test_trainer import assert_same
 from torchpact.core.baseline import EMABaseline
 from torchpact_recipes.training import Learner, SequenceLearner
-from torchpact_recipes.training.ensemble.images import Joint
-from torchpact_recipes.training.ensemble.sequence import SequenceJoint
+from torchpact_recipes.training.ensemble.images import ImageEnsemble
+from torchpact_recipes.training.ensemble.sequences import SequenceEnsemble
 from torchpact_recipes.training.sequence import sequence_loss
 from torchpact_recipes.training.sequence_config import make_task
 
@@ -60,7 +60,7 @@ def test_an_iteration_waits_for_no_value(monkeypatch, name, method):
 
 
 class Recorded:
-    """As ``Captured``, but what it replays is run again."""
+    """As ``CapturedStep``, but what it replays is run again."""
 
     recorded = False
     on_stream = nullcontext
@@ -82,7 +82,7 @@ def of_text():
     return [SequenceLearner(each, text=TEXTS.train) for each in chosen]
 
 
-@pytest.mark.parametrize(("make", "joint"), [(of_images, Joint), (of_text, SequenceJoint)])
+@pytest.mark.parametrize(("make", "joint"), [(of_images, ImageEnsemble), (of_text, SequenceEnsemble)])
 @pytest.mark.parametrize("joined", [False, True])
 @pytest.mark.parametrize("begun", [0, 2])
 def test_recording_leaves_everything_as_it_was(monkeypatch, make, joint, joined, begun):

@@ -8,7 +8,7 @@ import torch
 from torchpact_recipes.training.compiling import default_generator
 
 
-class Captured:
+class CapturedStep:
     """A function recorded once and replayed from then on, on a stream and with noise of its own.
 
     Several run beside each other, and none depends on what the others draw.

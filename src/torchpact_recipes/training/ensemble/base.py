@@ -12,12 +12,12 @@ from torchpact_recipes.training.learns import Metrics
 L = TypeVar("L", bound=Iterations)
 
 
-def groups(learners: Sequence[L], can_join: Callable[[Sequence[L]], bool]) -> list[list[L]]:
+def groups(learners: Sequence[L], can_form_ensemble: Callable[[Sequence[L]], bool]) -> list[list[L]]:
     """Divide learners into those that can join each other; one that can join nobody is alone."""
     found: list[list[L]] = []
     for one in learners:
         for group in found:
-            if can_join([group[0], one]):
+            if can_form_ensemble([group[0], one]):
                 group.append(one)
                 break
         else:
@@ -25,16 +25,16 @@ def groups(learners: Sequence[L], can_join: Callable[[Sequence[L]], bool]) -> li
     return found
 
 
-def side_by_side(learners: Sequence[Iterations]) -> bool:
+def compatible(learners: Sequence[Iterations]) -> bool:
     """Whether all are at one iteration, on one device, captured or not, and none has joined others."""
     places = {(one.iteration, one.device, one.capture) for one in learners}
-    return len(places) == 1 and all(one.joined is None for one in learners)
+    return len(places) == 1 and all(one.ensemble is None for one in learners)
 
 
-class JointIterations(Iterations, Generic[L]):
+class Ensemble(Iterations, Generic[L]):
     """Iterations of several learners, who from now on advance by this; each has its own price and metrics.
 
-    Those that build on it make weights, optimizer and ``captured``, then call :meth:`take_over`.
+    Those that build on it make weights, optimizer and ``captured``, then call :meth:`attach`.
     """
 
     def __init__(self, learners: Sequence[L]) -> None:
@@ -49,10 +49,10 @@ class JointIterations(Iterations, Generic[L]):
         self.taus = torch.tensor(self._prices, device=self.device)
         self._sums, self._since = torch.stack([one._sums for one in learners]), 0
 
-    def take_over(self) -> None:
+    def attach(self) -> None:
         """Have the learners know that they are trained here, and share what is captured and summed up."""
         for one, sums in zip(self.learners, self._sums, strict=True):
-            one.captured, one._sums, one.joined = self.captured, sums, self
+            one.captured, one._sums, one.ensemble = self.captured, sums, self
 
     @property
     def together(self) -> int:
