@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import torchpact as tp
-from tests.training.small import METHODS, config, images
+from tests.training.small import METHODS, burst, config, images
 from tests.training.test_sequence_trainer import TEXTS, settings
 from torchpact.models import SequenceNet, build
 from torchpact_recipes.data import Images, standardize
@@ -281,7 +281,7 @@ def test_sequences_are_trained_continued_and_evaluated(tmp_path, name, method):
     texts = Texts(TEXTS.train.cuda(), TEXTS.valid.cuda())
     first = SequenceTrainer(chosen, tmp_path, "cuda", texts)
     while first.learner.iteration < 8:
-        first.burst()
+        burst(first)
     second = SequenceTrainer(chosen, tmp_path, "cuda", texts, resume=True)
     assert second.learner.iteration == 6
     results = second.run()

@@ -18,11 +18,10 @@ from torch import Tensor, nn
 from torchpact import map_loss, use_mode
 from torchpact.files import write_whole
 from torchpact.models import ResNet, ResNetConfig, build, warm_start
-from torchpact_recipes.data import Images, augment
+from torchpact_recipes.data import Images, as_input, augment
 from torchpact_recipes.training import TrainConfig
 from torchpact_recipes.training.checkpoint import save_checkpoint
 from torchpact_recipes.training.distillation import divergence
-from torchpact_recipes.training.inputs import as_input
 from torchpact_recipes.training.run_files import Event, RunFiles
 
 SOFTNESS = 2.0

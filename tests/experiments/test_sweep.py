@@ -167,7 +167,7 @@ def test_a_sweep_that_was_killed_goes_on_from_its_checkpoints(archive, data, tmp
     def killed(trainers):
         for trainer in trainers:
             while trainer.learner.iteration < 3:
-                trainer.burst()
+                small.burst(trainer)
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -197,8 +197,8 @@ def test_weights_that_are_gone_are_made_again_and_not_taken_half_made(archive, d
 
     def killed(trainers):
         for trainer in trainers:
-            trainer.burst()
-            trainer.burst()
+            small.burst(trainer)
+            small.burst(trainer)
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):

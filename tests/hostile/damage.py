@@ -215,6 +215,7 @@ def altered_compiled_code(rng: random.Random, samples: Samples, folder: Path) ->
 
 WORDS = [
     "train", "evaluate", "report", "zoo", "maps", "bench", "data", "reproduce", "show", "add", "cifar10",
+    "images", "text", "sequence",
     "--help", "--version", "--data", "sample", "nowhere", "--device", "cpu", "cuda:7", "--task",
     "parity", "sort", "--method", "plain", "act", "ponder", "--network", "²", "٣", "vgg", "--batch",
     "--iterations", "--tau", "nan", "inf", "-1", "0", "1e400", "--seed", "--name", "..", "-o", "/proc/x",

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from tests.engines.networks import relative
 from tests.engines.onchip.emulation import engine, needs_compiler
-from tests.training.small import METHODS, config, images
+from tests.training.small import METHODS, burst, config, images
 from tests.training.test_trainer import assert_same, tensors, trainer
 from torchpact.core.objective import map_loss
 from torchpact.engines import ENGINES, Unsupported
@@ -106,7 +106,7 @@ def test_resuming_with_a_teacher_gives_the_same_weights(tmp_path):
     given = {"initial": tmp_path / "plain" / "last.safetensors"}
     taught = config(distill=0.5)
     trainer(tmp_path / "straight", taught, **given).run()
-    trainer(tmp_path / "broken", taught, **given).burst()
+    burst(trainer(tmp_path / "broken", taught, **given))
     second = trainer(tmp_path / "broken", taught, resume=True, **given)
     assert second.learner.iteration == 3
     second.run()

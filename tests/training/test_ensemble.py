@@ -13,7 +13,8 @@ from tests.training.test_trainer import TEST, assert_alike, assert_same, tensors
 from torchpact.nn.conv_units import HaltingHead
 from torchpact.nn.resnet import build
 from torchpact_recipes.data import Images
-from torchpact_recipes.training import Learner, evaluate, image_iterations, load_model, train_together
+from torchpact_recipes.training import Learner, evaluate, load_model, train_together
+from torchpact_recipes.training import images as training_images
 from torchpact_recipes.training.ensemble import images as joint
 from torchpact_recipes.training.ensemble.images import ImageEnsemble, can_form_ensemble, form_ensembles
 from torchpact_recipes.training.ensemble.layers import (
@@ -24,6 +25,7 @@ from torchpact_recipes.training.ensemble.layers import (
 )
 from torchpact_recipes.training.stopping import Stopped
 from torchpact_recipes.training.variance import gradient_variance
+from torchpact_recipes.training.variance import parameters_that_learn as learning
 
 METHODS = ("plain", "relaxed", "act")
 
@@ -47,7 +49,7 @@ def without_chance(monkeypatch):
         return torch.linspace(-2, 2, like[0].numel()).view_as(like[0]).expand_as(like)
 
     monkeypatch.setattr("torchpact.core.modes.logistic_noise", noise)
-    monkeypatch.setattr(image_iterations, "augment", lambda images, pad: images.roll(pad, -1))
+    monkeypatch.setattr(training_images, "augment", lambda images, pad: images.roll(pad, -1))
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -68,7 +70,7 @@ def test_losses_reports_and_gradients_are_those_of_each(without_chance, method, 
         losses.append(own)
         reports.append(found)
         gradients.append(
-            dict(zip(one.learning(), torch.autograd.grad(own, [*one.learning().values()]), strict=True))
+            dict(zip(learning(one), torch.autograd.grad(own, [*learning(one).values()]), strict=True))
         )
     torch.testing.assert_close(loss, torch.stack(losses).sum())
     torch.testing.assert_close(report.float(), torch.stack(reports).float())
@@ -232,14 +234,14 @@ def test_runs_that_are_stopped_have_had_their_turn_once(tmp_path, monkeypatch):
     for run in runs:
         run.learner.data = data
     (together,) = form_ensembles([run.learner for run in runs])
-    real = together._iterate
+    real = together.step
 
     def stopped_in_the_first():
         if together.iteration == 0:
             signal.raise_signal(signal.SIGINT)
         real()
 
-    monkeypatch.setattr(together, "_iterate", stopped_in_the_first)
+    monkeypatch.setattr(together, "step", stopped_in_the_first)
     with pytest.raises(Stopped, match="stopped; kept: a at iteration 1, b at iteration 1"):
         train_together(runs)
     again = [trainer(tmp_path / name, run.config, resume=True) for name, run in zip("ab", runs, strict=True)]

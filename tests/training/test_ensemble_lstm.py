@@ -9,7 +9,7 @@ from tests.training.test_sequence import config, network
 from torchpact_recipes.training.ensemble import lstm as ensemble_lstm
 from torchpact_recipes.training.ensemble.lstm_tape import HARD, Rule, rule_of
 from torchpact_recipes.training.ensemble.text import can_read, read_single, read_text
-from torchpact_recipes.training.sequence import sequence_loss
+from torchpact_recipes.training.sequence_loss import sequence_loss
 
 NETWORKS, BATCH, TIME, HIDDEN = 2, 3, 3, 9
 CASES = [

@@ -118,11 +118,9 @@ def trainers(folder, method="act", device="cpu", **options):
 def go_on(runs, until):
     """Train those that have joined at least so far."""
     while runs[0].learner.iteration < until:
-        end = runs[0].next_stop()
-        while runs[0].learner.iteration < end:
-            runs[0].learner.advance()
+        runs[0].learner.advance()
         for run in runs:
-            run.finish_burst()
+            run.after_iteration()
 
 
 def test_runs_are_validated_saved_and_resumed_one_by_one(tmp_path):
@@ -248,7 +246,7 @@ def test_an_iteration_waits_for_no_value(monkeypatch, method):
     # on the device for a captured one, but not on this
     monkeypatch.setattr(together.optimizer, "step", lambda: None)
     with Apart():
-        together._iterate()
+        together.step()
     assert all(weight.grad is not None for weight in together.weights.values())
 
 

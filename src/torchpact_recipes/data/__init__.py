@@ -3,11 +3,11 @@
 Images           fetch_cifar10, load_cifar10, load_sample, Images; any file by read_picture
 Text             fetch_enwik8, load_enwik8, load_sample_text
 Graves' tasks    task, Parity, Logic, Addition, Sort, Task, TaskBatch
-Feed it          BatchOrder, augment, crop_and_flip, standardize
+Feed it          BatchOrder, augment, crop_and_flip, standardize, as_input
 """
 
-from torchpact_recipes.data.augment import augment, crop_and_flip, standardize
-from torchpact_recipes.data.cifar10 import Images, fetch_cifar10, load_cifar10
+from torchpact_recipes.data.augment import Images, as_input, augment, crop_and_flip, standardize
+from torchpact_recipes.data.cifar10 import fetch_cifar10, load_cifar10
 from torchpact_recipes.data.enwik8 import fetch_enwik8, load_enwik8
 from torchpact_recipes.data.files import DataError, Progress
 from torchpact_recipes.data.image_io import read_picture
@@ -27,6 +27,7 @@ __all__ = [
     "Sort",
     "Task",
     "TaskBatch",
+    "as_input",
     "augment",
     "crop_and_flip",
     "fetch_cifar10",

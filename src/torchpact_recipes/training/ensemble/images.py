@@ -12,13 +12,14 @@ import torch
 from torch import Tensor, nn
 
 from torchpact.models import ResNet, build
+from torchpact_recipes.data import as_input
 from torchpact_recipes.training.distillation import Teacher
 from torchpact_recipes.training.ensemble.base import Ensemble, compatible, groups, means
 from torchpact_recipes.training.ensemble.layers import ENSEMBLE_LAYERS, EnsembleNorm
-from torchpact_recipes.training.image_iterations import ImageIterations
-from torchpact_recipes.training.inputs import as_input, casting
-from torchpact_recipes.training.learner import Learner, make_optimizer
+from torchpact_recipes.training.evaluate import casting
+from torchpact_recipes.training.images import Learner
 from torchpact_recipes.training.module_replacement import replace_modules, with_class
+from torchpact_recipes.training.state import make_optimizer
 
 
 def form_ensembles(learners: Sequence[Learner]) -> list["ImageEnsemble"]:
@@ -60,7 +61,7 @@ def can_form_ensemble(learners: Sequence[Learner]) -> bool:
     )
 
 
-class ImageEnsemble(Ensemble[Learner], ImageIterations):
+class ImageEnsemble(Ensemble[Learner], Learner):
     """Learners that advance together; from now on their weights are parts of larger tensors.
 
     What each draws depends on all of them, unlike where they have streams of their own.
@@ -74,14 +75,13 @@ class ImageEnsemble(Ensemble[Learner], ImageIterations):
         super().__init__(learners)
         first = learners[0]
         self.model, self.teacher = self._stacked_model(), first.teacher
-        self.optimizer = make_optimizer(self.model, self.config, self.first_rate())
+        rate = torch.tensor(self.config.lr, device=self.device) if self.capture else self.config.lr
+        self.optimizer = make_optimizer(self.model, self.config, rate)
         if self.config.momentum:
             self._stack_momenta()
-        self.data, self.order = first.data, first.order
-        self._permutation = torch.stack([one._permutation for one in learners])
-        self._position = torch.zeros((), dtype=torch.long, device=self.device)
-        self._epoch = -1
-        self.compile_or_capture(first.compile, first.capture)
+        self.data, self.shared, self.compile = first.data, False, first.compile
+        self.make_batches([one.order for one in learners])
+        self.compile_or_capture()
         self.attach()
 
     def _stacked_model(self) -> ResNet:
@@ -128,13 +128,7 @@ class ImageEnsemble(Ensemble[Learner], ImageIterations):
                     part.copy_(state["momentum_buffer"])
                 state["momentum_buffer"] = part
 
-    def advance(self) -> None:
-        """Train all for one iteration."""
-        super().advance()
-        for one in self.learners:
-            one._epoch = -1  # its own notion of the batch is behind
-
-    def _forward(self, images: Tensor, labels: Tensor, taught: Tensor | None) -> tuple[Tensor, Tensor]:
+    def _loss_of(self, images: Tensor, labels: Tensor, taught: Tensor | None) -> tuple[Tensor, Tensor]:
         """The sum of the losses of all networks, and what to report of each."""
         count = len(self.learners)
         with casting(self.device, self.config.precision):
@@ -153,14 +147,6 @@ class ImageEnsemble(Ensemble[Learner], ImageIterations):
     def state(self) -> dict[str, Tensor]:
         """What makes up the state of each, by its number and their names; not copies."""
         return {f"{i}.{name}": x for i, one in enumerate(self.learners) for name, x in one.state().items()}
-
-    def _jump_to(self, iteration: int) -> None:
-        super()._jump_to(iteration)
-        self._epoch = -1
-
-    def _set_order(self, epoch: int) -> None:
-        for one, permutation in zip(self.learners, self._permutation, strict=True):
-            permutation.copy_(one.order.whole_epoch(epoch))
 
 
 def _same(one: Teacher | None, other: Teacher | None) -> bool:

@@ -4,7 +4,7 @@ They read the same windows, each from states of its own. Their weights have a di
 ``lstm`` for what is made of them.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -18,9 +18,10 @@ from torchpact_recipes.training.cuda_graph import CapturedStep
 from torchpact_recipes.training.ensemble.base import Ensemble, compatible, groups, means
 from torchpact_recipes.training.ensemble.text import LSTMState, can_read, read_text
 from torchpact_recipes.training.sequence_config import SequenceTrainConfig
+from torchpact_recipes.training.state import make_adam
 
 if TYPE_CHECKING:
-    from torchpact_recipes.training.sequence_learner import SequenceLearner
+    from torchpact_recipes.training.sequences import SequenceLearner
 
 
 def form_sequence_ensembles(learners: Sequence["SequenceLearner"]) -> list["SequenceEnsemble"]:
@@ -78,9 +79,10 @@ class SequenceEnsemble(Ensemble["SequenceLearner"]):
         assert learners[0].streams is not None
         self.streams = learners[0].streams
         self.weights = self._stacked_weights()
-        self.optimizer = make_adam(self.weights.values(), self.first_rate())
+        rate = torch.tensor(self.config.lr, device=self.device) if self.capture else self.config.lr
+        self.optimizer = make_adam(self.weights.values(), rate)
         self._stack_moments()
-        self._states: list[LSTMState] = self._stacked_states()
+        self.states: list[LSTMState] = self._stacked_states()
         self._symbols, self._targets = (x.clone() for x in self.streams[0])
         self.captured = CapturedStep(self.device) if self.capture else None
         self.attach()
@@ -115,17 +117,17 @@ class SequenceEnsemble(Ensemble["SequenceLearner"]):
         """The states of all, of which theirs become views."""
         found = []
         for layer in range(self.config.network.layers):
-            h, c = (torch.stack([one._states[layer][part] for one in self.learners]) for part in range(2))
+            h, c = (torch.stack([one.states[layer][part] for one in self.learners]) for part in range(2))
             found.append((h, c))
             for number, one in enumerate(self.learners):
                 view: State = (h[number], c[number])
-                one._states[layer] = view
+                one.states[layer] = view
         return found
 
-    def _objective(self) -> tuple[Tensor, Tensor, list[LSTMState]]:
-        """The sum of the losses of all networks, what to report of each, and their states."""
-        logits, after, ponderings = read_text(
-            self.learners[0].model, self.weights, self._symbols, self._states
+    def loss(self) -> tuple[Tensor, Tensor]:
+        """Return the sum of the losses of all networks, and what to report of each."""
+        logits, self._after, ponderings = read_text(
+            self.learners[0].model, self.weights, self._symbols, self.states
         )
         count, targets = len(logits), self._targets.t().flatten()
         nll = F.cross_entropy(logits.flatten(0, 2), targets.repeat(count), reduction="none")
@@ -136,49 +138,42 @@ class SequenceEnsemble(Ensemble["SequenceLearner"]):
             right = (logits.flatten(1, 2).argmax(-1) == targets).float()
             found = [nll, right, *(pondering.expected_steps for pondering in ponderings)]
             report = torch.stack([losses, *(means(each, count) for each in found)], 1).double()
-        return losses.sum(), report, after
+        return losses.sum(), report
 
-    def _iterate(self) -> None:
-        loss, report, after = self._objective()
-        self.optimizer.zero_grad(set_to_none=True)
-        loss.backward()
+    def clip_gradients(self) -> None:
+        """Limit the norm of the gradients of each network."""
         clip_each([weight.grad for weight in self.weights.values()], self.config.clip_norm)
-        self.optimizer.step()
-        self._sums += report
-        for kept, new in zip(self._states, after, strict=True):
+
+    def finish_step(self) -> None:
+        """Keep the states that the next window begins with."""
+        for kept, new in zip(self.states, self._after, strict=True):
             for mine, part in zip(kept, new, strict=True):
                 mine.copy_(part)
 
-    def turn_to_batch(self) -> None:
+    def next_batch(self) -> None:
         """Put the next windows of all where the iteration looks for them."""
         number = self.iteration % len(self.streams)
         if number == 0:
-            for h, c in self._states:
+            for h, c in self.states:
                 h.zero_()
                 c.zero_()
         symbols, targets = self.streams[number]
         self._symbols.copy_(symbols)
         self._targets.copy_(targets)
 
-    def _record(self, captured: CapturedStep) -> None:
+    def record(self, captured: CapturedStep) -> None:
+        """Warm up and record a step."""
         with tf32_products():
-            captured.record(self._iterate, self.optimizer.zero_grad)
+            captured.record(self.step, self.optimizer.zero_grad)
 
     def state(self) -> dict[str, Tensor]:
         """What an iteration changes, by name; not copies."""
         tensors: dict[str, Tensor] = {name: weight.detach() for name, weight in self.weights.items()}
         for name, weight in self.weights.items():
             tensors |= {f"{key}.{name}": value for key, value in self.optimizer.state[weight].items()}
-        for layer, state in enumerate(self._states):
+        for layer, state in enumerate(self.states):
             tensors |= {f"states.{layer}.{number}": part for number, part in enumerate(state)}
         return tensors
-
-
-def make_adam(weights: Iterable[nn.Parameter], lr: float | Tensor) -> torch.optim.Adam:
-    """Adam; a learning rate that lives on the device is for iterations that are captured."""
-    captured = isinstance(lr, Tensor)
-    # fused kernels take such a rate
-    return torch.optim.Adam(list(weights), lr=lr, fused=True if captured else None, capturable=captured)
 
 
 def clip_each(gradients: Sequence[Tensor | None], limit: float) -> None:
