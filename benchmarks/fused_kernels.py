@@ -1,6 +1,6 @@
 """Batch norm with ReLU, and halting heads, there and back on one GPU: our kernels against the compiler's.
 
-    python benchmarks/fused_kernels.py [--out benchmarks/one_kernel.csv]
+    python benchmarks/fused_kernels.py [--out benchmarks/fused_kernels.csv]
 
 Microseconds of a forward and a backward pass, the median of CUDA graph replays, bf16, channels-last, batch
 128; both are compiled, as in training, with what the compiler joins to them left out. ``kernels`` is how many

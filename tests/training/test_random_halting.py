@@ -1,4 +1,4 @@
-"""Networks whose decisions are drawn by lot."""
+"""Networks whose positions halt at random."""
 
 import pytest
 import torch

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from tests.training.small import METHODS, burst, config, images
+from torchpact_recipes import training
 from torchpact_recipes.training import (
     Trainer,
     TrainingError,
@@ -262,3 +263,10 @@ def test_a_full_disk_names_the_history(tmp_path):
     path.symlink_to("/dev/full")
     with pytest.raises(OSError, match=r"No space left on device: '.*history\.jsonl'"):
         run.run()
+
+
+def test_the_old_name_of_a_run_warns():
+    with pytest.warns(DeprecationWarning, match="TrainingLoop is now TrainingRun"):
+        assert training.TrainingLoop is training.TrainingRun
+    with pytest.raises(AttributeError, match="no attribute 'TrainingLoops'"):
+        _ = training.TrainingLoops

@@ -12,10 +12,11 @@ from typing import Annotated, Any, TypeVar
 
 import torch
 import typer
+from typer.core import TyperGroup
 
 from torchpact.models import ResNetConfig, SequenceConfig
 from torchpact_recipes.commands.common import load_data, network_file, pick_device
-from torchpact_recipes.commands.old_spelling import TrainGroup
+from torchpact_recipes.commands.old_spelling import current_spelling
 from torchpact_recipes.commands.options import options_of, with_options
 from torchpact_recipes.commands.progress import TrainingProgress, result_lines
 from torchpact_recipes.commands.train_sequences import sequence_trainers, sizes
@@ -91,7 +92,14 @@ class ImageOptions(RunOptions):
     limit: int | None = setting(None, "Train on the first so many images only.", option="images")
 
 
-app = typer.Typer(cls=TrainGroup, invoke_without_command=True)
+class _Group(TyperGroup):
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if args and args[0] not in self.commands and "--help" not in args:
+            args = current_spelling(args)
+        return super().parse_args(ctx, args)
+
+
+app = typer.Typer(cls=_Group, invoke_without_command=True)
 
 
 @app.callback()
@@ -239,7 +247,8 @@ def _parted(kind: type[R], settings: Mapping[str, Any]) -> tuple[R, dict[str, An
         for name, value in settings.items()
         if value is not None and value != []
     }
-    return kind(**{f.name: values.pop(f.name) for f in fields(kind) if f.name in values}), values
+    options: dict[str, Any] = {f.name: values.pop(f.name) for f in fields(kind) if f.name in values}
+    return kind(**options), values
 
 
 def _refuse_unused(values: Mapping[str, Any]) -> None:

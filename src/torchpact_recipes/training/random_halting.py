@@ -1,6 +1,6 @@
-"""Networks that do not decide: every position halts by lot, with a chance that is the same everywhere.
+"""The random-halting baseline: every position halts with the same probability, whatever the input.
 
-What a network that decides is worth shows against them. Units learn as usual, to get by with what is drawn.
+Units learn as usual. What learned decisions are worth is measured against it.
 """
 
 import math
