@@ -8,8 +8,8 @@ from contextlib import contextmanager
 
 import torch
 
+from torchpact_recipes.training import BaseLearner
 from torchpact_recipes.training.algorithms import fastest_algorithms
-from torchpact_recipes.training.iterations import Iterations
 
 SKIPPED, LEAST, MOST = 3, 7, 33
 """Of so many times, at least and at most, the first few do not count."""
@@ -46,7 +46,7 @@ def called(work: Callable[[], object], *, seconds: float = math.inf) -> float:
     return statistics.median(taken[SKIPPED:])
 
 
-def iterations_per_second(learners: Sequence[Iterations], iterations: int, warm_up: int) -> float:
+def iterations_per_second(learners: Sequence[BaseLearner], iterations: int, warm_up: int) -> float:
     """How often all of them advance in a second, in turns."""
     for _ in range(warm_up):
         for learner in learners:

@@ -38,8 +38,7 @@ from torchpact.specs import network_spec
 from torchpact_recipes.bench.dense import FoldedNet, dense_alternatives, plain_config, plain_net
 from torchpact_recipes.bench.rows import percentile
 from torchpact_recipes.commands.common import find_network, load_test
-from torchpact_recipes.data import Images
-from torchpact_recipes.training.inputs import as_input
+from torchpact_recipes.data import Images, as_input
 
 PRECISIONS = {"bf16": torch.bfloat16, "fp16": torch.float16}
 

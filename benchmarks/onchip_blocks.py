@@ -29,8 +29,7 @@ from torchpact.flops.count import flops_from_ponders, max_flops
 from torchpact.models import ResNet
 from torchpact_recipes.bench.dense import plain_net
 from torchpact_recipes.commands.common import find_network
-from torchpact_recipes.data import load_sample
-from torchpact_recipes.training.inputs import as_input
+from torchpact_recipes.data import as_input, load_sample
 
 PEAK_FLOPS = 989e12
 SHARED_BYTES = 128 * 1.98e9  # a second and multiprocessor

@@ -45,8 +45,7 @@ from torchpact.engines.graphs import replayed
 from torchpact.models import ResNet
 from torchpact_recipes.bench.dense import plain_net
 from torchpact_recipes.commands.common import find_network, load_test
-from torchpact_recipes.data import load_sample
-from torchpact_recipes.training.inputs import as_input
+from torchpact_recipes.data import as_input, load_sample
 
 STAMPS, STAMPED = 12, 528
 """In a unit; CTAs that take them. See ``stamps.cuh``."""

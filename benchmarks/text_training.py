@@ -18,7 +18,7 @@ from gpu_timing import iterations_per_second
 from table import write_csv
 
 from torchpact_recipes.training import SequenceLearner, sequence_preset
-from torchpact_recipes.training.ensemble.sequence import join_sequences
+from torchpact_recipes.training.ensemble.sequences import form_sequence_ensembles
 
 CASES = [  # preset, method, steps, networks, own kernels, iterations to time
     ("small", "plain", 1, 1, False, 60),
@@ -55,8 +55,8 @@ def main() -> None:
         torch.cuda.reset_peak_memory_stats()
         learners = [SequenceLearner(config, "cuda", text) for config in configs]
         if own:
-            join_sequences(learners)
-        learners[0].own_kernels = own
+            form_sequence_ensembles(learners)
+        learners[0].use_kernels = own
         learners[0].advance()
         torch.cuda.synchronize()
         setup = time.perf_counter() - started

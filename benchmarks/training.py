@@ -19,7 +19,7 @@ from table import write_csv
 from torchpact.models import ResNetConfig
 from torchpact_recipes.data import Images
 from torchpact_recipes.training import Learner, preset
-from torchpact_recipes.training.ensemble.images import Joint
+from torchpact_recipes.training.ensemble.images import ImageEnsemble
 
 CASES = [  # units, method, together, joint, iterations to time
     (5, "plain", 1, False, 1500),
@@ -41,7 +41,7 @@ def make(units: int, method: str, seed: int, data: Images) -> Learner:
     return Learner(config, data, data.images.device)
 
 
-def images_per_second(learners: Sequence[Learner | Joint], networks: int, iterations: int) -> float:
+def images_per_second(learners: Sequence[Learner | ImageEnsemble], networks: int, iterations: int) -> float:
     rate = iterations_per_second(learners, iterations, warm_up=30)
     return networks * learners[0].config.batch * rate
 
@@ -65,7 +65,9 @@ def main() -> None:
         # those that join must be new
         learners = [] if joint else kept.setdefault((units, method), [])
         learners += [make(units, method, seed, data) for seed in range(len(learners), together)]
-        moving: Sequence[Learner | Joint] = [Joint(learners)] if joint else learners[:together]
+        moving: Sequence[Learner | ImageEnsemble] = (
+            [ImageEnsemble(learners)] if joint else learners[:together]
+        )
         for one in moving:
             one.advance()
         setup = time.perf_counter() - started

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import torchpact as tp
-from tests.training.small import METHODS, config, images
+from tests.training.small import METHODS, burst, config, images
 from tests.training.test_sequence_trainer import TEXTS, settings
 from torchpact.models import SequenceNet, build
 from torchpact_recipes.data import Images, standardize
@@ -21,7 +21,7 @@ from torchpact_recipes.training import (
     evaluate_sequences,
     load_sequence_model,
 )
-from torchpact_recipes.training.ensemble import sequence as sequence_joint
+from torchpact_recipes.training.ensemble import sequences as sequence_joint
 from torchpact_recipes.training.variance import gradient_variance
 
 pytestmark = [
@@ -127,12 +127,12 @@ def halves(learner, read):
 
 @pytest.mark.parametrize("method", ["plain", "relaxed", "act"])
 def test_joint_networks_learn_each_its_own(method):
-    from torchpact_recipes.training.ensemble.images import Joint
+    from torchpact_recipes.training.ensemble.images import ImageEnsemble
 
     data = on_gpu(images())
     settings = [config(method, iterations=200, batch=32, precision="bf16", seed=seed) for seed in range(3)]
     learners = [Learner(each, data, "cuda") for each in settings]
-    together = Joint(learners)
+    together = ImageEnsemble(learners)
     if method == "plain":  # without noise, the loss is the sum of theirs
         batch, labels = data.images[:48], data.labels[:48]
         alone = [Learner(each, data, "cuda", compile=False) for each in settings]
@@ -162,7 +162,7 @@ def test_a_compiled_network_learns_from_a_teacher():
 
 
 def test_a_teacher_on_the_chip_says_what_its_layers_say():
-    from torchpact_recipes.training.teaching import Teacher
+    from torchpact_recipes.training.distillation import Teacher
 
     data, device = on_gpu(images()), torch.device("cuda")
     torch.manual_seed(0)
@@ -230,7 +230,7 @@ def close(found, exact):
 
 @pytest.mark.parametrize("shape", [(128, 16, 32, 32), (3, 48, 7, 5), (128, 64, 8, 8), (2, 16, 1, 1)])
 def test_norms_of_one_kernel_are_batch_norms(shape):
-    from torchpact_recipes.training.kernels.fused_bn_relu import with_one_kernel_norms
+    from torchpact_recipes.training.kernels.fused_bn_relu import with_fused_norms
 
     norms: list[Any] = [nn.BatchNorm2d(shape[1], eps=1e-3).cuda() for _ in range(2)]
     plain, ours = norms
@@ -238,7 +238,7 @@ def test_norms_of_one_kernel_are_batch_norms(shape):
         nn.init.uniform_(tensor, 0.5, 1.5)
     ours.load_state_dict(plain.state_dict())
     plain.double()
-    ours = with_one_kernel_norms(ours)
+    ours = with_fused_norms(ours)
     for step in (ours.by_kernels, torch.compile(ours.by_kernels, fullgraph=True)):
         x = torch.randn(shape, device="cuda").bfloat16().contiguous(memory_format=torch.channels_last)
         x, wide = x.requires_grad_(), x.detach().double().requires_grad_()
@@ -253,13 +253,13 @@ def test_norms_of_one_kernel_are_batch_norms(shape):
 @pytest.mark.parametrize("shape", [(128, 16, 32, 32), (3, 48, 7, 5), (128, 64, 8, 8), (2, 16, 1, 1)])
 def test_heads_of_one_kernel_are_heads(shape):
     from torchpact.nn.conv_units import HaltingHead
-    from torchpact_recipes.training.kernels.fused_head import with_one_kernel_heads
+    from torchpact_recipes.training.kernels.fused_head import with_fused_heads
 
     heads: list[Any] = [HaltingHead(shape[1]).cuda() for _ in range(2)]
     plain, ours = (head.to(memory_format=torch.channels_last) for head in heads)
     ours.load_state_dict(plain.state_dict())
     plain.double()
-    ours = with_one_kernel_heads(ours)
+    ours = with_fused_heads(ours)
     for step in (ours.by_kernels, torch.compile(ours.by_kernels, fullgraph=True)):
         u = torch.randn(shape, device="cuda").bfloat16().contiguous(memory_format=torch.channels_last)
         u, wide = u.requires_grad_(), u.detach().double().requires_grad_()
@@ -281,7 +281,7 @@ def test_sequences_are_trained_continued_and_evaluated(tmp_path, name, method):
     texts = Texts(TEXTS.train.cuda(), TEXTS.valid.cuda())
     first = SequenceTrainer(chosen, tmp_path, "cuda", texts)
     while first.learner.iteration < 8:
-        first.burst()
+        burst(first)
     second = SequenceTrainer(chosen, tmp_path, "cuda", texts, resume=True)
     assert second.learner.iteration == 6
     results = second.run()

@@ -7,7 +7,7 @@ import signal
 import pytest
 from rich.console import Console
 
-from tests.training.small import config, images
+from tests.training.small import burst, config, images
 from torchpact_recipes.commands import progress
 from torchpact_recipes.commands.common import Interrupted
 from torchpact_recipes.commands.progress import TrainingProgress
@@ -53,7 +53,7 @@ def test_all_runs_count_what_each_has_done(tmp_path):
         Trainer(config(seed=seed, iterations=4), tmp_path / str(seed), images(), images("test", 8))
         for seed in range(2)
     ]
-    runs[0].burst()  # the first is three iterations ahead
+    burst(runs[0])  # the first is three iterations ahead
     text = "\n".join(watched(console, runs, total=20))
     found = [int(n) for n in re.findall(r"all iterations +(\d+)/20", text)]
     assert found[-1] == 8

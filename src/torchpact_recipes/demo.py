@@ -18,12 +18,11 @@ from torch import Tensor, nn
 from torchpact import map_loss, use_mode
 from torchpact.files import write_whole
 from torchpact.models import ResNet, ResNetConfig, build, warm_start
-from torchpact_recipes.data import Images, augment
+from torchpact_recipes.data import Images, as_input, augment
 from torchpact_recipes.training import TrainConfig
 from torchpact_recipes.training.checkpoint import save_checkpoint
-from torchpact_recipes.training.inputs import as_input
+from torchpact_recipes.training.distillation import divergence
 from torchpact_recipes.training.run_files import Event, RunFiles
-from torchpact_recipes.training.teaching import divergence
 
 SOFTNESS = 2.0
 """The temperature at which answers are compared: it makes the teacher's doubts heard."""

@@ -124,7 +124,7 @@ def _recipe(config: TrainConfig, card: dict[str, Any]) -> str:
         "relaxed": "the MAP objective in relaxed mode",
         "reinforce": "the MAP objective by REINFORCE",
         "act": "cross-entropy and ACT's ponder cost",
-        "random": "cross-entropy, with decisions drawn by lot",
+        "random": "cross-entropy, with random halting",
     }[config.method]
     price = "" if config.method in ("plain", "random") else f", τ = {config.tau:g}"
     ramp = f" ramped in over {config.tau_ramp:.0%} of training" if config.tau_ramp and price else ""

@@ -115,7 +115,7 @@ def _unfit(files: RunFiles, record: dict[str, Any], config: dict[str, Any]) -> s
     if record["status"] != "finished":
         return f"not finished (iteration {_reached(files):,} of {config['iterations']:,})"
     if config["method"] == "random":
-        return "whose decisions are drawn by lot"
+        return "that halts at random"
     if "versions" not in record or "training_seconds" not in record:  # as those of the demo
         return "that torchpact train did not make"
     return ""

@@ -9,9 +9,8 @@ import torchpact as tp
 from tests.engines.networks import lively
 from torchpact.models import ResNetConfig, build
 from torchpact_recipes.bench.memory import peak_memory
-from torchpact_recipes.data import Images
+from torchpact_recipes.data import Images, as_input
 from torchpact_recipes.training.evaluate import evaluate
-from torchpact_recipes.training.inputs import as_input
 
 
 def peak(model, images):

@@ -167,7 +167,7 @@ def test_a_sweep_that_was_killed_goes_on_from_its_checkpoints(archive, data, tmp
     def killed(trainers):
         for trainer in trainers:
             while trainer.learner.iteration < 3:
-                trainer.burst()
+                small.burst(trainer)
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -197,8 +197,8 @@ def test_weights_that_are_gone_are_made_again_and_not_taken_half_made(archive, d
 
     def killed(trainers):
         for trainer in trainers:
-            trainer.burst()
-            trainer.burst()
+            small.burst(trainer)
+            small.burst(trainer)
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -214,7 +214,7 @@ def test_those_of_one_kind_are_trained_by_the_same_kernels(archive, data):
 
     def train(trainers):
         sweep._join(trainers)
-        joined.append([trainer.learner.joined is not None for trainer in trainers])
+        joined.append([trainer.learner.ensemble is not None for trainer in trainers])
         train_together(trainers)
 
     runs = [*family(0), *family(1), Run(small.config("plain", seed=2, iterations=4, batch=8))]

@@ -27,7 +27,7 @@ from tests.training.small import config, images
 from torchpact import cli
 from torchpact.engines import build_cache
 from torchpact_recipes import zoo
-from torchpact_recipes.data.pictures import read_picture
+from torchpact_recipes.data.image_io import read_picture
 from torchpact_recipes.hub_files import FILES, read_network, to_settings
 from torchpact_recipes.report import read_run, write_page
 from torchpact_recipes.training import Trainer
@@ -215,6 +215,7 @@ def altered_compiled_code(rng: random.Random, samples: Samples, folder: Path) ->
 
 WORDS = [
     "train", "evaluate", "report", "zoo", "maps", "bench", "data", "reproduce", "show", "add", "cifar10",
+    "images", "text", "sequence",
     "--help", "--version", "--data", "sample", "nowhere", "--device", "cpu", "cuda:7", "--task",
     "parity", "sort", "--method", "plain", "act", "ponder", "--network", "²", "٣", "vgg", "--batch",
     "--iterations", "--tau", "nan", "inf", "-1", "0", "1e400", "--seed", "--name", "..", "-o", "/proc/x",

@@ -20,23 +20,22 @@ from torchpact_recipes.outputs import check_file, check_folder
 from torchpact_recipes.training.run_files import RunFiles
 
 TRAIN = ("--preset", "smoke", "--iterations", 2, "--batch", 4, "--images", 8, "--data", "sample")
-PARITY = ("--task", "parity", "--iterations", 2)
 
 
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (("--task", "parity", "--hidden", 1_000_000), "expected sizes for which there is memory"),
-        (("--task", "parity", "--batch", 10**20), "expected batch to be an integer of at most 2147483647"),
-        (("--task", "parity", "--layers", 10**20), "expected layers to be an integer of at most 2147483647"),
-        (("--network", "²", "--data", "sample"), "or a number; got '²'"),
-        (("--network", "٣", "--data", "sample"), "or a number; got '٣'"),
-        (("--network", "9" * 5000, "--data", "sample"), "or a number; got '999"),
-        (("--network", "1001", "--data", "sample"), "to be an integer of at most 1000"),
+        (("sequence", "--hidden", 1_000_000), "expected sizes for which there is memory"),
+        (("sequence", "--batch", 10**20), "expected batch to be an integer of at most 2147483647"),
+        (("sequence", "--layers", 10**20), "expected layers to be an integer of at most 2147483647"),
+        (("images", "--network", "²", "--data", "sample"), "or a number; got '²'"),
+        (("images", "--network", "٣", "--data", "sample"), "or a number; got '٣'"),
+        (("images", "--network", "9" * 5000, "--data", "sample"), "or a number; got '999"),
+        (("images", "--network", "1001", "--data", "sample"), "to be an integer of at most 1000"),
     ],
 )
 def test_sizes_that_no_machine_has_are_told_in_one_line(one_line_of, tmp_path, arguments, told):
-    code, line = one_line_of("train", tmp_path / "run", *arguments)
+    code, line = one_line_of("train", *arguments, tmp_path / "run")
     assert code == 2
     assert told in line
 
@@ -105,7 +104,17 @@ def test_training_in_a_folder_of_any_name_and_in_ascii_ends_well(tmp_path):
     if sys.platform != "linux":
         pytest.skip("names of files are bytes on Linux only")
     folder = os.fsdecode(os.fsencode(tmp_path) + b"/run-\xff")
-    command = [sys.executable, "-m", "torchpact", "train", folder, *map(str, TRAIN), "--network", "2"]
+    command = [
+        sys.executable,
+        "-m",
+        "torchpact",
+        "train",
+        "images",
+        folder,
+        *map(str, TRAIN),
+        "--network",
+        "2",
+    ]
     environment = os.environ | {"PYTHONIOENCODING": "ascii:strict"}
     done = subprocess.run(command, env=environment, capture_output=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -243,7 +252,7 @@ def test_an_entry_of_the_zoo_that_cannot_be_written_is_refused_before_it_is_meas
 
 def test_training_where_nothing_can_be_written_is_refused_before_data_are_read(one_line_of, monkeypatch):
     monkeypatch.setattr("torchpact_recipes.commands.train.load_data", lambda *_: pytest.fail("read"))
-    _, line = one_line_of("train", "/proc/run", *TRAIN)
+    _, line = one_line_of("train", "images", "/proc/run", *TRAIN)
     assert "/proc/run: expected a folder that can be written in" in line
 
 

@@ -263,7 +263,7 @@ def test_a_bad_name_is_refused_before_anything_is_evaluated(run, tmp_path, monke
 @pytest.mark.parametrize(
     ("record", "message"),
     [
-        ({"config": config("random").to_dict()}, "got one whose decisions are drawn by lot"),
+        ({"config": config("random").to_dict()}, "got one that halts at random"),
         ({"config": config("relaxed").to_dict(), "demo": True}, "got one that torchpact train did not make"),
         (
             {"config": config("plain").to_dict(), "pretrained": "a"},

@@ -9,16 +9,15 @@ import pytest
 import torch
 
 from tests.browser import CHROMIUM, Page
-from tests.training.small import config, images
+from tests.training.small import burst, config, images
 from tests.viz.networks import network
 from torchpact import cli
 from torchpact.core.overrides import use_mode
 from torchpact.flops.count import count_flops
-from torchpact_recipes.data import load_sample
+from torchpact_recipes.data import as_input, load_sample
 from torchpact_recipes.report import gallery, measure, read_run, write_page
 from torchpact_recipes.report.page import embedded
 from torchpact_recipes.training import Trainer, sequence_preset
-from torchpact_recipes.training.inputs import as_input
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +35,7 @@ def unfinished(runs, tmp_path_factory):
     folder = tmp_path_factory.mktemp("unfinished") / "run"
     trainer = Trainer(config("relaxed"), folder, images(), images("test", 32))
     while trainer.learner.iteration < 6:
-        trainer.burst()
+        burst(trainer)
     with (folder / "history.jsonl").open("a") as file:
         file.write('{"kind": "train", "iter')
     return folder

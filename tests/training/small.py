@@ -31,3 +31,10 @@ def config(method="relaxed", **settings) -> TrainConfig:
     if method == "random":
         defaults["random_steps"] = (1.5, 1.3, 1.7)
     return preset("smoke", method=method, network=network, **(defaults | settings))
+
+
+def burst(run):
+    """Train a run until something was due: a log, a validation or a checkpoint."""
+    run.learner.advance()
+    while not run.after_iteration():
+        run.learner.advance()

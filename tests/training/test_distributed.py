@@ -9,9 +9,10 @@ import torch.distributed as dist
 from torch import nn
 from torch.multiprocessing.spawn import spawn
 
-from tests.training.small import METHODS, config, images
+from tests.training.small import METHODS, burst, config, images
 from torchpact_recipes.training import Trainer, TrainingError, distributed, load_checkpoint
-from torchpact_recipes.training.distributed import FirstFailed, GlobalBatchNorm2d, with_global_norms
+from torchpact_recipes.training.distributed import FirstFailed
+from torchpact_recipes.training.distributed_layers import GlobalBatchNorm2d, with_global_norms
 
 WORLD = 2
 # Few small steps: what is compared is the sharing of work, not how rounding grows in training. Sums in
@@ -82,7 +83,7 @@ def _process(rank, folder):
     found["states"]["taught"] = run.learner.state()
     for method in ("relaxed", "reinforce"):
         broken = trainer(folder / f"broken-{method}", method)
-        broken.burst()
+        burst(broken)
         resumed = trainer(folder / f"broken-{method}", method, resume=True)
         assert resumed.learner.iteration == 2
         resumed.run()
@@ -148,7 +149,7 @@ def shared(tmp_path_factory):
     """Everything that two processes found, and their folder."""
     folder = tmp_path_factory.mktemp("shared")
     first = trainer(folder / "alone-then-shared", "act")
-    first.burst()
+    burst(first)
     trainer(folder / "teacher", "plain").run()
     spawn(_process, (folder,), nprocs=WORLD)
     return folder, [torch.load(folder / f"found{rank}.pt") for rank in range(WORLD)]
@@ -291,6 +292,7 @@ def test_torchrun_gives_what_the_plain_command_gives(tmp_path):
                 "-m",
                 "torchpact",
                 "train",
+                "images",
                 str(tmp_path / name),
                 *SMALL.split(),
                 "--device",

@@ -8,7 +8,7 @@ from tests.training.small import images
 from torchpact.models import ResNetConfig
 from torchpact_recipes.data import standardize
 from torchpact_recipes.training import evaluate
-from torchpact_recipes.training.lottery import decide_by_lot
+from torchpact_recipes.training.random_halting import halt_at_random
 
 TEST = images("test", 40)
 
@@ -42,7 +42,7 @@ def test_evaluation_equals_one_pass_over_everything(mode):
 def test_undecided_decisions_are_counted_where_they_are_drawn():
     model = tp.models.ResNet(ResNetConfig(units=3, image_size=12)).eval()
     for h, share in ((0.5, 1.0), (0.05, 0.0), (0.95, 0.0)):
-        decide_by_lot(model, [sum((1 - h) ** k for k in range(3))] * 3)
+        halt_at_random(model, [sum((1 - h) ** k for k in range(3))] * 3)
         assert evaluate(model, TEST, "discrete").undecided == [share] * 3
     assert evaluate(model, TEST, "thresholded").undecided is None
 
@@ -56,7 +56,7 @@ def test_evaluation_leaves_mode_and_training_flag_alone():
 
 def test_flops_of_blocks_have_the_spread_that_images_have():
     model = tp.models.build(ResNetConfig(units=3, image_size=12)).eval()
-    decide_by_lot(model, [1.5, 2.0, 2.5])
+    halt_at_random(model, [1.5, 2.0, 2.5])
     measured = evaluate(model, TEST, "discrete", batch=len(TEST))
     torch.manual_seed(0)
     with tp.use_mode(model, "discrete"):

@@ -5,6 +5,7 @@ from tests.training.small import METHODS, config, images
 from torchpact_recipes.data import augment, standardize
 from torchpact_recipes.training import Learner
 from torchpact_recipes.training.state import derived_seed
+from torchpact_recipes.training.variance import gradients_of, undisturbed
 
 
 def same(one, two):
@@ -180,12 +181,12 @@ def test_a_ramped_price_and_a_cosine_continue_from_where_they_were():
     straight, continued = Learner(settings, data), Learner(settings, data)
     for _ in range(4):
         straight.advance()
-    assert straight._tau.item() == pytest.approx(0.25)  # of iteration 3, of 6 to ramp over
+    assert straight.tau.item() == pytest.approx(0.25)  # of iteration 3, of 6 to ramp over
     continued.load_state(copy_state(straight), iteration=4)
     for learner in (straight, continued):
         for _ in range(4):
             learner.advance()
-    assert straight._tau.item() == 0.5
+    assert straight.tau.item() == 0.5
     assert straight.optimizer.param_groups[0]["lr"] == pytest.approx(settings.learning_rate(7))
     assert same(straight.state(), continued.state())
 
@@ -205,8 +206,8 @@ def test_what_fails_undisturbed_leaves_training_as_it_was():
     before = copy_state(learner)
 
     def fail():
-        with learner.undisturbed():
-            learner.gradients(*learner.batch())
+        with undisturbed(learner):
+            gradients_of(learner, *learner.batch())
             raise KeyError
 
     with pytest.raises(KeyError):

@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 
-from tests.training.small import config, images
+from tests.training.small import burst, config, images
 from tests.training.test_trainer import TEST, assert_same, tensors, trainer
 from torchpact_recipes.data import Images
 from torchpact_recipes.training import (
@@ -26,7 +26,7 @@ def stopped_after(folder, bursts, **options):
     """A run that was killed after so many bursts; the first ends with a checkpoint."""
     run = trainer(folder, **options)
     for _ in range(bursts):
-        run.burst()
+        burst(run)
 
 
 def test_a_warm_start_is_remembered_where_a_run_goes_on(tmp_path):
@@ -182,6 +182,6 @@ def test_what_was_gone_back_to_stays_until_there_are_two_good_ones(tmp_path):
     assert (tmp_path / "refused.safetensors").read_bytes() == damaged
     good = previous.read_bytes()
     while not last.exists():
-        run.burst()
+        burst(run)
     assert previous.read_bytes() == good
     assert load_checkpoint(last).info["iteration"] == run.learner.iteration

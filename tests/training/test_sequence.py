@@ -8,7 +8,7 @@ from torchpact.models import SequenceNet
 from torchpact.nn.sequence import sequence_nll
 from torchpact_recipes.data import Parity, TaskBatch, task
 from torchpact_recipes.training import SequenceLearner, evaluate_on_task, evaluate_on_text, sequence_preset
-from torchpact_recipes.training.sequence import lengths_of, sequence_loss
+from torchpact_recipes.training.sequence_loss import lengths_of, sequence_loss
 from torchpact_recipes.training.text import Streams
 
 METHODS = ["plain", "repeat", "act", "relaxed", "reinforce", "ponder"]

@@ -5,6 +5,7 @@ import pytest
 import torch
 from torch import nn
 
+from tests.training.small import burst
 from tests.training.test_sequence import METHODS, config
 from tests.training.test_trainer import assert_same, tensors
 from torchpact.models import SequenceNet
@@ -76,7 +77,7 @@ def test_resuming_gives_the_same_weights(tmp_path, name, method):
     trainer(tmp_path / "straight", chosen).run()
     first = trainer(tmp_path / "broken", chosen)
     while first.learner.iteration < 8:
-        first.burst()
+        burst(first)
     second = trainer(tmp_path / "broken", chosen, resume=True)
     assert second.learner.iteration == 6
     torch.manual_seed(99)
@@ -89,7 +90,7 @@ def test_goes_on_with_the_same_text_only(tmp_path):
     chosen = settings("enwik8", "plain")
     first = trainer(tmp_path, chosen)
     while first.learner.iteration < 8:
-        first.burst()
+        burst(first)
     others = Texts(TEXTS.train.flip(0), TEXTS.valid)
     with pytest.raises(TrainingError, match="the data set that it began with, 257 characters"):
         SequenceTrainer(chosen, tmp_path, texts=others, resume=True)
@@ -111,7 +112,7 @@ def test_a_text_is_read_on_from_window_to_window_and_anew_at_its_end():
     after = []
     for _ in range(6):
         learner.advance()
-        after.append([state.clone() for state in learner._states if isinstance(state, torch.Tensor)])
+        after.append([state.clone() for state in learner.states if isinstance(state, torch.Tensor)])
     starts = [all((state == 0).all() for state in states) for states in seen]
     assert starts == [True, False, False, False, True, False]
     assert all(torch.equal(a, b) for a, b in zip(after[0], seen[1], strict=True))
@@ -129,7 +130,7 @@ def test_trained_together_each_is_as_if_alone(tmp_path):
 
 def test_a_loss_that_is_no_number_stops_and_keeps_the_last_good_checkpoint(tmp_path):
     run = trainer(tmp_path)
-    run.burst()
+    burst(run)
     with torch.no_grad():
         run.learner.model.readout.weight.fill_(float("nan"))
     with pytest.raises(TrainingError, match="loss is nan at iteration 4; the last good checkpoint is"):

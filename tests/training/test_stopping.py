@@ -63,7 +63,16 @@ def test_after_the_last_iteration_it_is_told_all_the_same(tmp_path):
 
 @pytest.mark.parametrize("number", SIGNALS)
 def test_the_program_says_what_it_kept(tmp_path, number):
-    command = [sys.executable, "-m", "torchpact", "train", str(tmp_path / "run"), "--data", "sample"]
+    command = [
+        sys.executable,
+        "-m",
+        "torchpact",
+        "train",
+        "images",
+        str(tmp_path / "run"),
+        "--data",
+        "sample",
+    ]
     options = ["--preset", "smoke", "--network", "2", "--images", "8", "--batch", "2"]
     options += ["--iterations", "99999", "--validate-every", "99999"]
     program = subprocess.Popen(

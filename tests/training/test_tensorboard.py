@@ -3,7 +3,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.training.small import config, images
+from tests.training.small import burst, config, images
 from torchpact_recipes.training import Trainer
 from torchpact_recipes.training.run_files import Event
 
@@ -75,8 +75,8 @@ def test_a_plain_network_has_no_steps_to_show(tmp_path, writers):
 
 def test_resuming_hides_what_was_written_after_the_checkpoint(tmp_path, writers):
     first = trainer(tmp_path)
-    first.burst()  # iteration 3: a checkpoint
-    first.burst()  # iteration 4: logged, but not saved
+    burst(first)  # iteration 3: a checkpoint
+    burst(first)  # iteration 4: logged, but not saved
     trainer(tmp_path, resume=True).run()
     assert [writer.purge_step for writer in writers] == [1, 4]
     assert {i for _, _, i in writers[0].scalars} == {4}

@@ -8,7 +8,8 @@ import signal
 import pytest
 import torch
 
-from tests.training.small import METHODS, config, images
+from tests.training.small import METHODS, burst, config, images
+from torchpact_recipes import training
 from torchpact_recipes.training import (
     Trainer,
     TrainingError,
@@ -75,8 +76,8 @@ def test_a_run_leaves_its_files(tmp_path, method):
 def test_resuming_gives_the_same_weights_and_history(tmp_path):
     trainer(tmp_path / "straight").run()
     first = trainer(tmp_path / "broken")
-    first.burst()  # iteration 3: a checkpoint
-    first.burst()  # iteration 4: logged, but not saved
+    burst(first)  # iteration 3: a checkpoint
+    burst(first)  # iteration 4: logged, but not saved
     second = trainer(tmp_path / "broken", resume=True)
     assert second.learner.iteration == 3
     second.run()
@@ -135,7 +136,7 @@ def test_a_damaged_checkpoint_is_told_and_the_one_before_used(tmp_path):
     trainer(tmp_path / "straight").run()
     first = trainer(tmp_path / "damaged")
     while first.learner.iteration < 9:
-        first.burst()
+        burst(first)
     last = tmp_path / "damaged" / "last.safetensors"
     data = bytearray(last.read_bytes())
     data[-5] ^= 8
@@ -151,7 +152,7 @@ def test_a_damaged_checkpoint_is_told_and_the_one_before_used(tmp_path):
 def test_an_exploding_loss_stops_and_keeps_the_last_good_checkpoint(tmp_path):
     run = trainer(tmp_path)
     while run.learner.iteration < 3:
-        run.burst()
+        burst(run)
     before = (tmp_path / "last.safetensors").read_bytes()
     with torch.no_grad():
         run.learner.model.classifier.weight.fill_(float("nan"))
@@ -175,7 +176,7 @@ def test_weights_that_are_not_finite_are_not_saved(tmp_path):
 def test_a_full_disk_stops_with_the_last_checkpoint_in_place(tmp_path, monkeypatch):
     run = trainer(tmp_path)
     while run.learner.iteration < 3:
-        run.burst()
+        burst(run)
 
     def full(descriptor):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -233,7 +234,7 @@ def test_one_of_several_that_fails_leaves_the_others_alone(tmp_path):
 
 def test_a_network_that_is_not_finite_is_not_the_best(tmp_path):
     run = trainer(tmp_path, config(log_every=100, validate_every=2, checkpoint_every=100))
-    run.burst()
+    burst(run)
     before = (tmp_path / "best.safetensors").read_bytes()
     with torch.no_grad():
         run.learner.model.classifier.bias.fill_(float("nan"))
@@ -262,3 +263,10 @@ def test_a_full_disk_names_the_history(tmp_path):
     path.symlink_to("/dev/full")
     with pytest.raises(OSError, match=r"No space left on device: '.*history\.jsonl'"):
         run.run()
+
+
+def test_the_old_name_of_a_run_warns():
+    with pytest.warns(DeprecationWarning, match="TrainingLoop is now TrainingRun"):
+        assert training.TrainingLoop is training.TrainingRun
+    with pytest.raises(AttributeError, match="no attribute 'TrainingLoops'"):
+        _ = training.TrainingLoops

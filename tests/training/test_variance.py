@@ -2,11 +2,10 @@ import pytest
 import torch
 
 from tests.training.small import METHODS, config, images
-from torchpact_recipes.training import Learner
+from torchpact_recipes.training import Learner, Trainer
 from torchpact_recipes.training.run_files import Event
 from torchpact_recipes.training.state import derived_seed
-from torchpact_recipes.training.trainer import Trainer
-from torchpact_recipes.training.variance import gradient_variance
+from torchpact_recipes.training.variance import gradient_variance, gradients_of, undisturbed
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -31,12 +30,12 @@ def test_is_the_variance_of_the_gradients(method):
     found = gradient_variance(learner, samples)
     # the same by hand: all gradients side by side, in the same order of noise
     names = [name for name, _ in learner.model.named_parameters()]
-    with learner.undisturbed():
+    with undisturbed(learner):
         torch.manual_seed(derived_seed(0, "variance", 2))
         batch = learner.batch()
-        same = [learner.gradients(*batch) for _ in range(samples)]
+        same = [gradients_of(learner, *batch) for _ in range(samples)]
         others = [learner.batch(k) for k in range(samples)]
-        total = [learner.gradients(*batch) for batch in others]
+        total = [gradients_of(learner, *batch) for batch in others]
 
     def variance(gradients, of=lambda name: True):
         rows = [

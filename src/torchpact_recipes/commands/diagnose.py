@@ -16,7 +16,7 @@ from torchpact.files import write_whole
 from torchpact_recipes import pretrained, zoo
 from torchpact_recipes.commands.common import find_network, load_test
 from torchpact_recipes.data import DataError, standardize
-from torchpact_recipes.data.pictures import read_picture
+from torchpact_recipes.data.image_io import read_picture
 from torchpact_recipes.data.texts import read_texts, text_batches
 from torchpact_recipes.outputs import check_folder
 from torchpact_recipes.viz.diagnosis import show_diagnosis

@@ -14,12 +14,12 @@ from rich.table import Table
 
 from torchpact.checks import check_count
 from torchpact_recipes.commands.common import DataRoot, Device, Network, load_test, network_file, pick_device
-from torchpact_recipes.commands.results import result_lines
+from torchpact_recipes.commands.progress import result_lines
 from torchpact_recipes.commands.train_sequences import load_test_text
 from torchpact_recipes.data.cifar10_formats import CLASSES
 from torchpact_recipes.training.checkpoint import is_of_sequences, load_network, load_sequence_model
 from torchpact_recipes.training.evaluate import evaluate_modes
-from torchpact_recipes.training.sequence_trainer import evaluate_sequences
+from torchpact_recipes.training.sequences import evaluate_sequences
 
 
 def evaluate(

@@ -1,4 +1,4 @@
-"""Training as a person watches it: a bar for every network, and one for all where there are many."""
+"""Training on a terminal: a bar for every network, one for all where there are many, and results as lines."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -18,7 +18,7 @@ from rich.table import Column
 from rich.text import Text
 
 from torchpact_recipes.commands.common import Interrupted
-from torchpact_recipes.training import TrainingLoop, distributed, train_together
+from torchpact_recipes.training import TrainingRun, distributed, train_together
 from torchpact_recipes.training.run_files import Event
 from torchpact_recipes.training.stopping import Stopped
 
@@ -59,7 +59,7 @@ class TrainingProgress:
         self.bar.look = self._follow
         self.goes_on = goes_on
         self.all = None if total is None else self.bar.add_task("all iterations", total=total, shown="")
-        self._followed: list[tuple[TaskID, TrainingLoop[Any]]] = []
+        self._followed: list[tuple[TaskID, TrainingRun[Any]]] = []
         self._before = 0  # iterations of those that are not followed any more
 
     def __enter__(self) -> "TrainingProgress":
@@ -69,7 +69,7 @@ class TrainingProgress:
     def __exit__(self, *error: object) -> None:
         self.bar.stop()
 
-    def train(self, trainers: Sequence[TrainingLoop[Any]]) -> None:
+    def train(self, trainers: Sequence[TrainingRun[Any]]) -> None:
         """Train several networks at once, and show it."""
         followed = []
         for trainer in trainers:
@@ -154,3 +154,35 @@ def shown(event: Event) -> dict[str, str]:
     if "flops" in measured:
         parts.append(f"{measured['flops'] / 1e6:.0f} MFLOPs")
     return {"test": " ".join(parts)}
+
+
+def result_lines(results: dict[str, Any]) -> str:
+    """One line for every run and mode.
+
+    >>> print(result_lines({"runs/a": {"act": {"accuracy": 0.75, "nll": 0.5, "steps": 2.0}}}))
+    runs/a  act          accuracy 75.00%  steps 2.00
+    """
+    return "\n".join(
+        f"{folder}  {mode:<11}  {result_text(measured)}"
+        for folder, modes in results.items()
+        for mode, measured in modes.items()
+    )
+
+
+def result_text(measured: dict[str, Any]) -> str:
+    """What was measured in one mode, in a few words.
+
+    >>> result_text({"accuracy": 0.5, "bits_per_character": 1.5, "steps": 2.0})
+    'accuracy 50.00%  1.500 bits a character  steps 2.00'
+    """
+    parts = [f"accuracy {measured['accuracy']:.2%}"]
+    if "bits_per_character" in measured:
+        parts.append(f"{measured['bits_per_character']:.3f} bits a character")
+    if "flops" in measured:
+        parts.append(f"{measured['flops'] / 1e6:.1f} ± {measured['flops_std'] / 1e6:.1f} MFLOPs")
+    steps = measured["steps"] if isinstance(measured["steps"], list) else [measured["steps"]]
+    if steps:
+        parts.append("steps " + " ".join(f"{s:.2f}" for s in steps))
+    if "transfer" in measured:
+        parts.append(f"transfer {measured['transfer']['accuracy']:.2%}")
+    return "  ".join(parts)

@@ -13,14 +13,15 @@ from torchpact_recipes.commands.evaluate import evaluate
 from torchpact_recipes.commands.maps import maps
 from torchpact_recipes.commands.report import report
 from torchpact_recipes.commands.reproduce import reproduce
-from torchpact_recipes.commands.train import train
+from torchpact_recipes.commands.train import app as train
 from torchpact_recipes.commands.zoo import app as zoo
 
 
 def register(app: Any) -> None:
     """Add all commands to a Typer application."""
-    for command in (demo, diagnose, train, evaluate, maps, bench, report, reproduce):
+    for command in (demo, diagnose, evaluate, maps, bench, report, reproduce):
         app.command(help=_paragraphs(command))(command)
+    app.add_typer(train, name="train")
     app.add_typer(data, name="data")
     app.add_typer(zoo, name="zoo")
 

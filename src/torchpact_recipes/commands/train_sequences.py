@@ -1,5 +1,6 @@
-"""What ``torchpact train --task`` does: the configurations of sequence tasks, and their data."""
+"""Sizes of tasks, texts and trainers for ``torchpact train text`` and ``sequence``."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -7,25 +8,12 @@ import torch
 from torch import Tensor
 
 from torchpact_recipes.data import load_enwik8, load_sample_text
-from torchpact_recipes.training import SequenceTrainConfig, SequenceTrainer, Texts, sequence_preset
-from torchpact_recipes.training.ensemble.sequence import join_sequences
+from torchpact_recipes.training import SequenceTrainConfig, SequenceTrainer, Texts
+from torchpact_recipes.training.ensemble.sequences import form_sequence_ensembles
 from torchpact_recipes.training.sequence_config import check_sizes
 
 
-def sequence_configs(
-    task: str, preset: str | None, taus: list[float] | None, seeds: list[int] | None, settings: dict[str, Any]
-) -> list[SequenceTrainConfig]:
-    """The configurations of a sweep; settings that are None are the preset's."""
-    given = {name: value for name, value in settings.items() if value is not None}
-    prices = [{"tau": tau} for tau in taus or []] or [{}]
-    return [
-        sequence_preset(task, preset or "tiny", **given, **price, seed=seed)
-        for price in prices
-        for seed in seeds or [0]
-    ]
-
-
-def sizes(task: str, given: list[str]) -> dict[str, int]:
+def sizes(task: str, given: Sequence[str]) -> dict[str, int]:
     """Read sizes of a task, written as name=number.
 
     >>> sizes("addition", ["max_digits=3"])
@@ -67,5 +55,5 @@ def sequence_trainers(
         for config, folder in zip(configs, folders, strict=True)
     ]
     if device.type == "cuda":
-        join_sequences([trainer.learner for trainer in trainers])
+        form_sequence_ensembles([trainer.learner for trainer in trainers])
     return trainers

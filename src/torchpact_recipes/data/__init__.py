@@ -3,17 +3,17 @@
 Images           fetch_cifar10, load_cifar10, load_sample, Images; any file by read_picture
 Text             fetch_enwik8, load_enwik8, load_sample_text
 Graves' tasks    task, Parity, Logic, Addition, Sort, Task, TaskBatch
-Feed it          BatchOrder, augment, crop_and_flip, standardize
+Feed it          BatchOrder, augment, crop_and_flip, standardize, as_input
 """
 
-from torchpact_recipes.data.augment import augment, crop_and_flip, standardize
-from torchpact_recipes.data.cifar10 import Images, fetch_cifar10, load_cifar10
+from torchpact_recipes.data.augment import Images, as_input, augment, crop_and_flip, standardize
+from torchpact_recipes.data.cifar10 import fetch_cifar10, load_cifar10
 from torchpact_recipes.data.enwik8 import fetch_enwik8, load_enwik8
 from torchpact_recipes.data.files import DataError, Progress
-from torchpact_recipes.data.order import BatchOrder
-from torchpact_recipes.data.pictures import read_picture
+from torchpact_recipes.data.image_io import read_picture
 from torchpact_recipes.data.sample import load_sample
 from torchpact_recipes.data.sample_text import load_sample_text
+from torchpact_recipes.data.sampler import BatchOrder
 from torchpact_recipes.data.tasks import Addition, Logic, Parity, Sort, Task, TaskBatch, task
 
 __all__ = [
@@ -27,6 +27,7 @@ __all__ = [
     "Sort",
     "Task",
     "TaskBatch",
+    "as_input",
     "augment",
     "crop_and_flip",
     "fetch_cifar10",

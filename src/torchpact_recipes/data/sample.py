@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from torchpact_recipes.data.cifar10 import Images
+from torchpact_recipes.data.augment import Images
 from torchpact_recipes.data.cifar10_formats import CLASSES
 
 COLUMNS = 25

@@ -7,8 +7,7 @@ from torch import Tensor
 
 from torchpact.models import ResNet
 from torchpact_recipes import zoo
-from torchpact_recipes.data import Images
-from torchpact_recipes.training.inputs import as_input
+from torchpact_recipes.data import Images, as_input
 
 JUDGE = "resnet32-plain"
 """A network that had no part in making the maps."""

@@ -6,7 +6,7 @@ from typing import Any, Protocol, TypeVar
 
 from torchpact.models import ResNetConfig
 from torchpact_recipes.training import TrainConfig, preset
-from torchpact_recipes.training.learns import RunConfig
+from torchpact_recipes.training.sequence_config import RunConfig
 
 
 @dataclass(frozen=True)

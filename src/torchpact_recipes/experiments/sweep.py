@@ -17,13 +17,13 @@ from torchpact_recipes.training import (
     Texts,
     Trainer,
     TrainingError,
-    TrainingLoop,
+    TrainingRun,
     train_together,
 )
 from torchpact_recipes.training.config import Precision
-from torchpact_recipes.training.ensemble.images import join
-from torchpact_recipes.training.ensemble.sequence import join_sequences
-from torchpact_recipes.training.sequence_learner import SequenceLearner
+from torchpact_recipes.training.ensemble.images import form_ensembles
+from torchpact_recipes.training.ensemble.sequences import form_sequence_ensembles
+from torchpact_recipes.training.sequences import SequenceLearner
 
 
 def missing(runs: Iterable[AnyRun], archive: Archive) -> list[AnyRun]:
@@ -45,7 +45,7 @@ def make(
     texts: Texts | None = None,
     device: torch.device | None = None,
     together: int = 10,
-    train_all: Callable[[list[TrainingLoop[Any]]], None] = train_together,
+    train_all: Callable[[list[TrainingRun[Any]]], None] = train_together,
 ) -> list[str]:
     """Train all runs that are missing, one group after the other; return what went wrong, in lines.
 
@@ -60,7 +60,7 @@ def make(
     place = device or (torch.device("cpu") if train is None else train.images.device)
     failed: set[str] = set()
 
-    def trainer_of(run: AnyRun) -> TrainingLoop[Any]:
+    def trainer_of(run: AnyRun) -> TrainingRun[Any]:
         if any(other.name in failed for other in run.needs):
             raise TrainingError("has nothing to start or learn from")
         return _trainer(run, archive, train, test, texts, place)
@@ -78,14 +78,14 @@ def make(
 def _make_part(
     runs: Sequence[AnyRun],
     archive: Archive,
-    trainer_of: Callable[[AnyRun], TrainingLoop[Any]],
-    train_all: Callable[[list[TrainingLoop[Any]]], None],
+    trainer_of: Callable[[AnyRun], TrainingRun[Any]],
+    train_all: Callable[[list[TrainingRun[Any]]], None],
     *,
     joint: bool,
 ) -> list[str]:
     """Train these at once; return what went wrong."""
     problems: list[str] = []
-    trainers: dict[str, TrainingLoop[Any]] = {}
+    trainers: dict[str, TrainingRun[Any]] = {}
     for run in runs:
         try:
             trainers[run.name] = trainer_of(run)
@@ -106,11 +106,11 @@ def _make_part(
     return problems
 
 
-def _join(trainers: Iterable[TrainingLoop[Any]]) -> None:
+def _join(trainers: Iterable[TrainingRun[Any]]) -> None:
     """Have those of one kind be trained by the same kernels."""
     learners = [trainer.learner for trainer in trainers]
-    join([one for one in learners if isinstance(one, Learner)])
-    join_sequences([one for one in learners if isinstance(one, SequenceLearner)])
+    form_ensembles([one for one in learners if isinstance(one, Learner)])
+    form_sequence_ensembles([one for one in learners if isinstance(one, SequenceLearner)])
 
 
 def _trainer(
@@ -120,7 +120,7 @@ def _trainer(
     test: Images | None,
     texts: Texts | None,
     device: torch.device,
-) -> TrainingLoop[Any]:
+) -> TrainingRun[Any]:
     folder, begun = archive.files(run).folder, archive.begun(run)
     if isinstance(run, SequenceRun):
         return SequenceTrainer(begun or run.config, folder, device, texts, resume=True)

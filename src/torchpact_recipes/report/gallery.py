@@ -10,9 +10,8 @@ from torch.nn import functional as F
 from torchpact import ACT, Ponder, use_mode
 from torchpact.flops import flops_from_ponders
 from torchpact.models import ResNet
-from torchpact_recipes.data import Images
+from torchpact_recipes.data import Images, as_input
 from torchpact_recipes.data.cifar10_formats import CLASSES
-from torchpact_recipes.training.inputs import as_input
 
 EACH = 8
 """Images of either kind."""

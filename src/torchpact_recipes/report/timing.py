@@ -10,8 +10,7 @@ import torch
 from torchpact.engines import deploy
 from torchpact.engines.timing import CpuContention
 from torchpact.models import ResNet
-from torchpact_recipes.data import Images
-from torchpact_recipes.training.inputs import as_input
+from torchpact_recipes.data import Images, as_input
 
 BATCH = 64
 

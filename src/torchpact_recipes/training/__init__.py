@@ -6,6 +6,8 @@ Use it           evaluate, Evaluation, evaluate_on_task, evaluate_on_text, evalu
 Keep it          load_checkpoint, save_checkpoint, load_model, load_sequence_model, CheckpointError
 """
 
+import warnings
+
 from torchpact_recipes.training.checkpoint import (
     Checkpoint,
     CheckpointError,
@@ -16,20 +18,19 @@ from torchpact_recipes.training.checkpoint import (
 )
 from torchpact_recipes.training.config import PRESETS, TrainConfig, preset
 from torchpact_recipes.training.evaluate import Evaluation, evaluate, evaluate_modes
-from torchpact_recipes.training.learner import Learner
-from torchpact_recipes.training.learns import Metrics
-from torchpact_recipes.training.loop import TrainingLoop, train_together
+from torchpact_recipes.training.images import Learner, Trainer
+from torchpact_recipes.training.loop import BaseLearner, Metrics, train_together
+from torchpact_recipes.training.run import TrainingRun
 from torchpact_recipes.training.run_files import TrainingError
 from torchpact_recipes.training.sequence_config import SequenceTrainConfig
 from torchpact_recipes.training.sequence_evaluate import TaskEvaluation, evaluate_on_task
-from torchpact_recipes.training.sequence_learner import SequenceLearner
 from torchpact_recipes.training.sequence_presets import sequence_preset
-from torchpact_recipes.training.sequence_trainer import SequenceTrainer, Texts, evaluate_sequences
+from torchpact_recipes.training.sequences import SequenceLearner, SequenceTrainer, Texts, evaluate_sequences
 from torchpact_recipes.training.text import TextEvaluation, evaluate_on_text
-from torchpact_recipes.training.trainer import Trainer
 
 __all__ = [
     "PRESETS",
+    "BaseLearner",
     "Checkpoint",
     "CheckpointError",
     "Evaluation",
@@ -44,7 +45,7 @@ __all__ = [
     "TrainConfig",
     "Trainer",
     "TrainingError",
-    "TrainingLoop",
+    "TrainingRun",
     "evaluate",
     "evaluate_modes",
     "evaluate_on_task",
@@ -58,3 +59,14 @@ __all__ = [
     "sequence_preset",
     "train_together",
 ]
+
+
+def __getattr__(name: str) -> object:
+    if name == "TrainingLoop":
+        warnings.warn(
+            "TrainingLoop is now TrainingRun; the old name works until the next release",
+            DeprecationWarning,
+            stacklevel=2,
+        )
+        return TrainingRun
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -8,7 +8,7 @@ from torchpact import ACT, Discrete, Mode, Relaxed
 from torchpact.checks import MOST, check_choice, check_count, check_number
 from torchpact.core.modes import MODES
 from torchpact.models import ResNetConfig
-from torchpact_recipes.training.settings import from_plain
+from torchpact_recipes.training.settings import from_plain, setting
 
 Method = Literal["plain", "relaxed", "reinforce", "act", "random"]
 Precision = Literal["fp32", "bf16"]
@@ -21,10 +21,10 @@ class TrainConfig:
     """A run of the trainer, apart from where its files and data are.
 
     ``method`` is how the network learns: "plain" (no adaptive blocks), "relaxed" (eq. 27), "reinforce"
-    (eq. 26), "act" (SACT, or ACT where the network decides per image) or, to compare with, "random": the
-    network does not decide, decisions are drawn by lot. ``milestones`` are the shares of ``iterations``
-    after which the learning rate is divided by ten, unless its ``schedule`` is a cosine. The defaults are
-    those of the paper's supplement; :func:`preset` has others.
+    (eq. 26), "act" (SACT, or ACT where the network decides per image) or, as a baseline, "random": positions
+    halt at random. Fields with a help text are options of ``torchpact train images``. ``milestones`` are the
+    shares of ``iterations`` after which the learning rate is divided by ten, unless its ``schedule`` is a
+    cosine. The defaults are those of the paper's supplement; :func:`preset` has others.
 
     >>> config = preset("fast", method="relaxed", tau=0.01)
     >>> config.iterations, config.optimizer, config.lr
@@ -34,48 +34,50 @@ class TrainConfig:
     """
 
     network: ResNetConfig = field(default_factory=ResNetConfig)
-    method: Method = "relaxed"
-    tau: float = 0.01
-    temperature: float = 2 / 3
-    clip: float = 0.01
-    eps: float = 0.01
-    random_steps: tuple[float, ...] = ()
-    """How many steps to draw, on average, in each block of a network that does not decide."""
+    method: Method = setting("relaxed", f"How the network learns: {', '.join(get_args(Method))} (relaxed).")
+    tau: float = setting(0.01, "Price of a step; several make a sweep.")
+    temperature: float = setting(2 / 3, "λ of the relaxation.")
+    clip: float = setting(0.01, "δ, below which a relaxed position is skipped.")
+    eps: float = setting(0.01, "ε of ACT.")
+    random_steps: tuple[float, ...] = setting(
+        (), "Mean steps of a block that halts at random, by --method random; once for each block."
+    )
 
-    iterations: int = 100_000
-    batch: int = 128
-    optimizer: Literal["sgd", "adam"] = "sgd"
-    lr: float = 0.1
-    head_lr: float = 1.0
-    """The learning rate of halting heads, in times of the others': slow heads are not sure before the network
-    has learned what becomes of pixels that halt."""
-    momentum: float = 0.9
-    weight_decay: float = 2e-4
-    nesterov: bool = False
-    schedule: Literal["steps", "cosine"] = "steps"
-    milestones: tuple[float, ...] = (0.6, 0.75, 0.9)
-    label_smoothing: float = 0.0
-    distill: float = 0.0
-    """How much a teacher's outputs count, where labels count the rest to 1."""
-    distill_temperature: float = 4.0
-    """By what both outputs are divided to be compared."""
-    pad: int = 2
-    """By how many pixels images are shifted at most."""
-    tau_ramp: float = 0.0
-    """The share of ``iterations`` over which the price of a step rises from 0 to ``tau``."""
-    baseline_decay: float = 0.99
+    iterations: int = setting(100_000, "Iterations.")
+    batch: int = setting(128, "Images in a batch.")
+    optimizer: Literal["sgd", "adam"] = setting("sgd", "sgd or adam.")
+    lr: float = setting(0.1, "Learning rate.")
+    # slow heads are not sure before the network has learned what becomes of pixels that halt
+    head_lr: float = setting(1.0, "Learning rate of halting heads, in times of the others' (1).")
+    momentum: float = setting(0.9, "Momentum of sgd.")
+    weight_decay: float = setting(2e-4, "Decay of the weights of convolutions and linear layers.")
+    nesterov: bool = setting(False, "Nesterov's momentum.")
+    schedule: Literal["steps", "cosine"] = setting("steps", "Of the learning rate: steps or cosine.")
+    milestones: tuple[float, ...] = setting(
+        (0.6, 0.75, 0.9),
+        "Share of iterations after which the rate falls to a tenth.",
+        option="milestone",
+    )
+    label_smoothing: float = setting(0.0, "Smoothing of labels.")
+    distill: float = setting(0.0, f"Weight of the teacher, from 0 to 1; with --teacher {DISTILL}.")
+    distill_temperature: float = setting(4.0, "Temperature at which outputs are compared with the teacher's.")
+    pad: int = setting(2, "Pixels that images are shifted by at most.")
+    tau_ramp: float = setting(0.0, "Share of iterations over which the price rises from 0 to tau.")
+    baseline_decay: float = setting(0.99, "Decay of REINFORCE's baseline.")
 
-    seed: int = 0
-    precision: Precision = "fp32"
-    deterministic: bool = False
-    """Whether a GPU, too, gives the same bits every time; it costs speed, as nothing is compiled."""
-    log_every: int = 500
-    validate_every: int = 5000
-    checkpoint_every: int = 5000
-    validate_modes: tuple[str, ...] | None = None
-    """Modes to validate in; None is for those that go with the method."""
-    variance_samples: int = 0
-    """Of how many gradients to find the variance when validating; see ``training.variance``."""
+    seed: int = setting(0, "Several make a sweep.")
+    precision: Precision = setting("fp32", "fp32 or bf16; bf16 on a GPU by default.")
+    deterministic: bool = setting(False, "The same bits every time on a GPU too; slower.")
+    log_every: int = setting(500, "Iterations between entries of the history.")
+    validate_every: int = setting(5000, "Iterations between validations.")
+    checkpoint_every: int = setting(5000, "Iterations between checkpoints.")
+    validate_modes: tuple[str, ...] | None = setting(
+        None,
+        "Mode to validate in: relaxed, discrete, thresholded or act, by default those of the method; several "
+        "if repeated, the best checkpoint being chosen by the first.",
+        option="validate-mode",
+    )
+    variance_samples: int = setting(0, "Gradients whose variance is measured when validating.")
 
     def __post_init__(self) -> None:
         for name, choices in (("method", get_args(Method)), ("precision", get_args(Precision))):

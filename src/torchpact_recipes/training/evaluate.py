@@ -1,7 +1,7 @@
 """Evaluation of a network on a whole data set, in any set of modes."""
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from typing import Any, get_args
 
@@ -12,10 +12,14 @@ from torchpact import Mode, use_mode
 from torchpact.checks import check_choice, check_count
 from torchpact.flops import flops_from_ponders
 from torchpact.models import ResNet
-from torchpact_recipes.data import Images
+from torchpact_recipes.data import Images, as_input
 from torchpact_recipes.training.config import Precision
-from torchpact_recipes.training.inputs import as_input, casting
 from torchpact_recipes.training.state import seeded
+
+
+def casting(device: torch.device, precision: str) -> AbstractContextManager[Any]:
+    """Return the context in which to run a network at a precision."""
+    return torch.autocast(device.type, dtype=torch.bfloat16) if precision == "bf16" else nullcontext()
 
 
 @dataclass(frozen=True)

@@ -1,53 +1,49 @@
-"""Going on with a run: what it must have in common with the run that was begun.
+"""Resuming a run: its folder has to hold one of the same configuration and data.
 
-Runs of older versions say less of themselves; what they do not say is not checked.
+Runs of older versions record less; what they do not record is not checked.
 """
 
-import hashlib
-import json
 from pathlib import Path
 from typing import Any
-from weakref import WeakKeyDictionary
 
 from torch import Tensor
 
 from torchpact.checks import MALFORMED, check_count, check_number
-from torchpact_recipes.training.checkpoint import UNREADABLE, Checkpoint, CheckpointError
-from torchpact_recipes.training.learns import RunConfig
+from torchpact_recipes.training.checkpoint import Checkpoint, CheckpointError, load_latest
 from torchpact_recipes.training.run_files import RunFiles, TrainingError
+from torchpact_recipes.training.sequence_config import RunConfig
 from torchpact_recipes.training.state import check_same_tensors
 
-_described: "WeakKeyDictionary[Any, dict[str, Any]]" = WeakKeyDictionary()
 
+def find_checkpoint(
+    files: RunFiles, config: RunConfig, about: dict[str, Any], state: dict[str, Tensor]
+) -> tuple[dict[str, Any], Checkpoint | None, list[str]]:
+    """Find the checkpoint to resume from, in the folder of a run of the same configuration and data.
 
-def describe(data: Any, kind: str, *tensors: Tensor) -> dict[str, Any]:
-    """How much of a kind a data set has, and a digest of its tensors, the same on any device.
+    Args:
+        files: The files of the run.
+        config: What is trained.
+        about: What else has to be the same: the data set, the teacher, the warm start.
+        state: That of the learner as it begins.
 
-    All of CIFAR-10 takes a tenth of a second, and that once for all runs on it.
+    Returns:
+        What the run is about, the checkpoint if there is one, and a line for every one that was refused.
 
-    >>> from torchpact_recipes.data import Images
-    >>> data = Images(torch.zeros(2, 3, 32, 32, dtype=torch.uint8), torch.tensor([1, 0]))
-    >>> describe(data, "images", data.images, data.labels)
-    {'images': 2, 'digest': '9c6a4f162e106bcb'}
+    Raises:
+        TrainingError: The run is another one.
+
     """
-    if data not in _described:
-        sha = hashlib.sha256(repr(tuple(tensors[0].shape)).encode())
-        for tensor in tensors:
-            sha.update(tensor.cpu().contiguous().numpy().data)
-        _described[data] = {kind: len(tensors[0]), "digest": sha.hexdigest()[:16]}
-    return _described[data]
+    _same_config(files, config)
+    checkpoint, problems = None, list[str]()
+    if files.last.exists() or files.previous.exists():
+        checkpoint, problems = load_latest(
+            files.folder, lambda path, found: _check_fits(path, found, config, state)
+        )
+    notes = [f"{problem}; went back to the checkpoint before" for problem in problems]
+    return _same_origin(files, about, checkpoint), checkpoint, notes
 
 
-def recorded(files: RunFiles) -> dict[str, Any]:
-    """What run.json says; nothing where there is none that can be read."""
-    try:
-        found = json.loads(files.run.read_text(encoding="utf-8"))
-    except UNREADABLE:
-        return {}
-    return found if isinstance(found, dict) else {}
-
-
-def check_fits(path: Path, checkpoint: Checkpoint, config: RunConfig, state: dict[str, Tensor]) -> None:
+def _check_fits(path: Path, checkpoint: Checkpoint, config: RunConfig, state: dict[str, Tensor]) -> None:
     """Refuse the checkpoint of another run than this one, whose learner begins with ``state``."""
     for name in ("config", "iteration", "best", "results", "seconds"):
         if name not in checkpoint.info:
@@ -74,12 +70,12 @@ def _check_progress(info: dict[str, Any], config: RunConfig) -> None:
         raise ValueError(f"expected results by mode, got a {type(info['results']).__name__}")
 
 
-def same_origin(files: RunFiles, about: dict[str, Any], checkpoint: Checkpoint | None) -> dict[str, Any]:
+def _same_origin(files: RunFiles, about: dict[str, Any], checkpoint: Checkpoint | None) -> dict[str, Any]:
     """Refuse to go on from or with anything else than a run began with; return what it began with.
 
     Its warm start need not be given again where there is a checkpoint, whose weights come from it.
     """
-    folder, before = files.folder, recorded(files)
+    folder, before = files.folder, files.record()
     if checkpoint is not None:
         _check_data(folder, about.get("data"), checkpoint.info.get("data"))
         if about.get("warm_start") is None and "warm_start" in before:
@@ -93,9 +89,9 @@ def same_origin(files: RunFiles, about: dict[str, Any], checkpoint: Checkpoint |
     return about
 
 
-def same_config(files: RunFiles, config: RunConfig) -> None:
+def _same_config(files: RunFiles, config: RunConfig) -> None:
     """Refuse to go on with another configuration than run.json has, where there is one that says it."""
-    before = recorded(files)
+    before = files.record()
     if "config" in before:
         try:
             _check_config(f"{files.folder}: its run", config, before["config"])

@@ -9,7 +9,8 @@ from torchpact.checks import MOST, check_choice, check_count, check_number
 from torchpact.core.modes import MODES
 from torchpact.models import SequenceConfig
 from torchpact_recipes.data.tasks import Addition, Logic, Parity, Sort, Task
-from torchpact_recipes.training.settings import from_plain
+from torchpact_recipes.training.config import TrainConfig
+from torchpact_recipes.training.settings import from_plain, setting
 
 Method = Literal["plain", "repeat", "act", "relaxed", "reinforce", "ponder"]
 """One iteration; always as many; ACT; the relaxed model; REINFORCE; PonderNet's expectation."""
@@ -80,29 +81,28 @@ class SequenceTrainConfig:
     network: SequenceConfig
     sizes: Mapping[str, int] = field(default_factory=dict)
     transfer: Mapping[str, int] = field(default_factory=dict)
-    method: Method = "relaxed"
-    tau: float = 0.001
-    beta: float = 0.01
-    free: float = 0.0
-    """The share of the iterations before a step costs anything."""
-    temperature: float = 2 / 3
-    eps: float = 0.01
+    method: Method = setting("relaxed", f"How the network learns: {', '.join(get_args(Method))} (relaxed).")
+    tau: float = setting(0.001, "Price of a step; several make a sweep.")
+    beta: float = setting(0.01, "Weight of PonderNet's prior.")
+    free: float = setting(0.0, "Share of training before steps cost anything.")
+    temperature: float = setting(2 / 3, "λ of the relaxation.")
+    eps: float = setting(0.01, "ε of ACT.")
 
-    iterations: int = 5000
-    batch: int = 128
-    window: int = 50
-    lr: float = 3e-3
-    clip_norm: float = 1.0
-    milestones: tuple[float, ...] = ()
-    """Shares of the iterations after which the learning rate is divided by ten."""
-    baseline_decay: float = 0.99
+    iterations: int = setting(5000, "Iterations.")
+    batch: int = setting(128, "Sequences, or streams of text, in a batch.")
+    window: int = setting(50, "Characters that are read at a time.")
+    lr: float = setting(3e-3, "Learning rate.")
+    clip_norm: float = setting(1.0, "Largest norm of the gradients.")
+    milestones: tuple[float, ...] = setting(
+        (), "Share of iterations after which the rate falls to a tenth.", option="milestone"
+    )
+    baseline_decay: float = setting(0.99, "Decay of REINFORCE's baseline.")
 
-    seed: int = 0
-    examples: int = 2048
-    """Of how many examples, or characters, a validation is."""
-    log_every: int = 100
-    validate_every: int = 1000
-    checkpoint_every: int = 1000
+    seed: int = setting(0, "Several make a sweep.")
+    examples: int = setting(2048, "Examples, or characters, of a validation.")
+    log_every: int = setting(100, "Iterations between entries of the history.")
+    validate_every: int = setting(1000, "Iterations between validations.")
+    checkpoint_every: int = setting(1000, "Iterations between checkpoints.")
 
     def __post_init__(self) -> None:
         for name, choices in (("task", TASKS), ("method", get_args(Method))):
@@ -194,6 +194,10 @@ class SequenceTrainConfig:
     def from_dict(cls, values: dict[str, Any]) -> "SequenceTrainConfig":
         """Build a configuration from what :meth:`to_dict` gave."""
         return from_plain(cls, SequenceConfig, values)
+
+
+RunConfig = TrainConfig | SequenceTrainConfig
+"""What is trained, of any kind."""
 
 
 def check_modes(names: tuple[str, ...]) -> None:

@@ -10,7 +10,7 @@ from torchpact import Mode, use_mode
 from torchpact.models import SequenceNet
 from torchpact.nn.sequence import sequence_nll
 from torchpact_recipes.data.tasks import UNASKED, Task
-from torchpact_recipes.training.sequence import lengths_of
+from torchpact_recipes.training.sequence_loss import lengths_of
 from torchpact_recipes.training.state import seeded
 
 

@@ -1,11 +1,16 @@
-"""The state of training as named tensors: weights, baseline and what the optimizer keeps."""
+"""Optimizers, and the state of training as named tensors: weights, baseline and what the optimizer keeps."""
 
 import hashlib
-from collections.abc import Iterator
+import itertools
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from torchpact.models import HaltingHead
+from torchpact_recipes.training.config import TrainConfig
 
 
 def derived_seed(*parts: object) -> int:
@@ -86,3 +91,38 @@ def check_same_tensors(own: dict[str, Tensor], given: dict[str, Tensor]) -> None
         if value.shape != given[name].shape or value.dtype != given[name].dtype:
             found = f"{tuple(given[name].shape)} {given[name].dtype}"
             raise ValueError(f"expected {name} as {tuple(value.shape)} {value.dtype}, got {found}")
+
+
+def make_optimizer(model: nn.Module, config: TrainConfig, lr: float | Tensor) -> torch.optim.Optimizer:
+    """Return the optimizer of a run; weights of convolutions and linear layers decay.
+
+    A learning rate that lives on the device is for iterations that are captured; that of a group of
+    parameters is some ``times`` as large.
+    """
+    decayed = {id(m.weight) for m in model.modules() if isinstance(m, nn.Conv2d | nn.Linear)}
+    slow = set() if config.head_lr == 1 else {id(p) for p in _of_heads(model)}
+    groups: list[dict[str, Any]] = []
+    for of_head, decays in itertools.product((False, True), (True, False)):
+        chosen = [p for p in model.parameters() if (id(p) in slow, id(p) in decayed) == (of_head, decays)]
+        if chosen:
+            times = config.head_lr if of_head else 1.0
+            decay = config.weight_decay if decays else 0.0
+            groups.append({"params": chosen, "weight_decay": decay, "times": times, "lr": lr * times})
+    captured = isinstance(lr, Tensor)
+    fused = True if captured else None  # whose kernels take such a rate
+    if config.optimizer == "adam":
+        return torch.optim.Adam(groups, lr=lr, fused=fused, capturable=captured)
+    return torch.optim.SGD(groups, lr=lr, momentum=config.momentum, nesterov=config.nesterov, fused=fused)
+
+
+def _of_heads(model: nn.Module) -> Iterator[nn.Parameter]:
+    for module in model.modules():
+        if isinstance(module, HaltingHead):
+            yield from module.parameters()
+
+
+def make_adam(weights: Iterable[nn.Parameter], lr: float | Tensor) -> torch.optim.Adam:
+    """Adam; a learning rate that lives on the device is for iterations that are captured."""
+    captured = isinstance(lr, Tensor)
+    # fused kernels take such a rate
+    return torch.optim.Adam(list(weights), lr=lr, fused=True if captured else None, capturable=captured)

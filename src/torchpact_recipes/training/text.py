@@ -14,8 +14,8 @@ from torchpact.checks import check_count
 from torchpact.core import state as _state
 from torchpact.core.state import State
 from torchpact.models import SequenceNet
-from torchpact_recipes.training.capturing import Captured
-from torchpact_recipes.training.ensemble.text import can_read, read_alone
+from torchpact_recipes.training.cuda_graph import CapturedStep
+from torchpact_recipes.training.ensemble.text import can_read, read_single
 from torchpact_recipes.training.state import seeded
 
 PASSAGE = 240
@@ -155,7 +155,7 @@ class _Reading:
         self.model = model
         self.states: list[State] = model.zero_states(batch)
         device = model.readout.weight.device
-        self._captured = Captured(device) if device.type == "cuda" else None
+        self._captured = CapturedStep(device) if device.type == "cuda" else None
         self._inputs = torch.zeros(batch, window, dtype=torch.long, device=device)
         self._read_last: tuple[Tensor, Tensor] | None = None
         if self._captured is not None:  # what it will need may still be on its way, from another stream
@@ -182,7 +182,7 @@ class _Reading:
                 mine.copy_(new)
         return logits, steps
 
-    def _record(self, captured: Captured) -> None:
+    def _record(self, captured: CapturedStep) -> None:
         captured.record(self._read_inputs, lambda: None, warm_up=1)
         for state in self.states:
             for part in _state.parts(state):
@@ -195,7 +195,7 @@ class _Reading:
 def _look(model: SequenceNet, inputs: Tensor, states: list[State]) -> tuple[Tensor, Sequence[State], Tensor]:
     """Logits of each character, states in the end, and steps; on a GPU in few kernels, if there are some."""
     if inputs.is_cuda and can_read(model):
-        return read_alone(model, inputs, states)
+        return read_single(model, inputs, states)
     logits, after, ponders = model(inputs, states)
     return logits.squeeze(2), after, torch.stack([ponder.steps for ponder in ponders]).sum(0)
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from torchpact import ACT, AdaptiveBlock, Mode, use_mode
 from torchpact.models import ResNet
-from torchpact_recipes.training.inputs import as_input
+from torchpact_recipes.data import as_input
 from torchpact_recipes.training.state import seeded
 
 BATCH = 100

@@ -12,28 +12,29 @@ import torch
 from torch import Tensor, nn
 
 from torchpact.models import ResNet, build
-from torchpact_recipes.training.ensemble.joining import JointIterations, groups, means, side_by_side
-from torchpact_recipes.training.ensemble.layers import JOINT, JointNorm
-from torchpact_recipes.training.image_iterations import ImageIterations
-from torchpact_recipes.training.inputs import as_input, casting
-from torchpact_recipes.training.learner import Learner, make_optimizer
-from torchpact_recipes.training.replacing import as_kind, replaced
-from torchpact_recipes.training.teaching import Teacher
+from torchpact_recipes.data import as_input
+from torchpact_recipes.training.distillation import Teacher
+from torchpact_recipes.training.ensemble.base import Ensemble, compatible, groups, means
+from torchpact_recipes.training.ensemble.layers import ENSEMBLE_LAYERS, EnsembleNorm
+from torchpact_recipes.training.evaluate import casting
+from torchpact_recipes.training.images import Learner
+from torchpact_recipes.training.module_replacement import replace_modules, with_class
+from torchpact_recipes.training.state import make_optimizer
 
 
-def join(learners: Sequence[Learner]) -> list["Joint"]:
+def form_ensembles(learners: Sequence[Learner]) -> list["ImageEnsemble"]:
     """Have all that can be trained by the same kernels be so, from now on.
 
     As each has all of them advance, their trainers are to be run by ``train_together``.
     """
-    found = [group for group in groups(learners, can_join) if len(group) > 1]
+    found = [group for group in groups(learners, can_form_ensemble) if len(group) > 1]
     for group in found:
         for one in group:
             one.teacher = group[0].teacher  # which knows the same: no need to keep or compare another
-    return [Joint(group) for group in found]
+    return [ImageEnsemble(group) for group in found]
 
 
-def can_join(learners: Sequence[Learner]) -> bool:
+def can_form_ensemble(learners: Sequence[Learner]) -> bool:
     """Whether these can be trained by the same kernels: of one kind, with the same images, at one iteration.
 
     Their seeds and prices may differ. Not for iterations that have been captured, decisions per image, heads
@@ -47,7 +48,7 @@ def can_join(learners: Sequence[Learner]) -> bool:
         and config.optimizer == "sgd"
         and not (config.deterministic or config.network.halting_norm or config.variance_samples)
         and config.network.per == "pixel"
-        and side_by_side(learners)
+        and compatible(learners)
         and all(
             replace(one.config, tau=config.tau, seed=config.seed) == config
             and one.compile == first.compile
@@ -60,29 +61,28 @@ def can_join(learners: Sequence[Learner]) -> bool:
     )
 
 
-class Joint(JointIterations[Learner], ImageIterations):
+class ImageEnsemble(Ensemble[Learner], Learner):
     """Learners that advance together; from now on their weights are parts of larger tensors.
 
     What each draws depends on all of them, unlike where they have streams of their own.
     """
 
     def __init__(self, learners: Sequence[Learner]) -> None:
-        if not can_join(learners):
+        if not can_form_ensemble(learners):
             raise ValueError(
                 "expected learners of one kind, with the same images, at one iteration and not joined before"
             )
         super().__init__(learners)
         first = learners[0]
         self.model, self.teacher = self._stacked_model(), first.teacher
-        self.optimizer = make_optimizer(self.model, self.config, self.first_rate())
+        rate = torch.tensor(self.config.lr, device=self.device) if self.capture else self.config.lr
+        self.optimizer = make_optimizer(self.model, self.config, rate)
         if self.config.momentum:
             self._stack_momenta()
-        self.data, self.order = first.data, first.order
-        self._permutation = torch.stack([one._permutation for one in learners])
-        self._position = torch.zeros((), dtype=torch.long, device=self.device)
-        self._epoch = -1
-        self.compile_or_capture(first.compile, first.capture)
-        self.take_over()
+        self.data, self.shared, self.compile = first.data, False, first.compile
+        self.make_batches([one.order for one in learners])
+        self.compile_or_capture()
+        self.attach()
 
     def _stacked_model(self) -> ResNet:
         """A network whose weights and statistics are those of all, which become views of it."""
@@ -100,17 +100,17 @@ class Joint(JointIterations[Learner], ImageIterations):
                 module._buffers[key] = stacked
                 for other, part in zip(others, stacked, strict=True):
                     other._buffers[key] = part
-        return replaced(model, self._joint_layer).train()
+        return replace_modules(model, self._ensemble_layer).train()
 
-    def _joint_layer(self, module: nn.Module) -> nn.Module:
+    def _ensemble_layer(self, module: nn.Module) -> nn.Module:
         """Return what a layer with the weights of all becomes."""
-        if type(module) not in JOINT:
+        if type(module) not in ENSEMBLE_LAYERS:
             return module
-        kind, kernels = JOINT[type(module)]
-        joint = as_kind(module, kind)
-        if kernels is not None and self.learners[0].own_kernels:
+        kind, kernels = ENSEMBLE_LAYERS[type(module)]
+        joint = with_class(module, kind)
+        if kernels is not None and self.learners[0].use_kernels:
             vars(joint)["kernels"] = kernels()
-        if isinstance(joint, JointNorm):
+        if isinstance(joint, EnsembleNorm):
             ticket = torch.zeros(len(self.learners), dtype=torch.int32, device=self.device)
             joint.register_buffer("ticket", ticket, persistent=False)
         layer: nn.Module = joint
@@ -128,13 +128,7 @@ class Joint(JointIterations[Learner], ImageIterations):
                     part.copy_(state["momentum_buffer"])
                 state["momentum_buffer"] = part
 
-    def advance(self) -> None:
-        """Train all for one iteration."""
-        super().advance()
-        for one in self.learners:
-            one._epoch = -1  # its own notion of the batch is behind
-
-    def _forward(self, images: Tensor, labels: Tensor, taught: Tensor | None) -> tuple[Tensor, Tensor]:
+    def _loss_of(self, images: Tensor, labels: Tensor, taught: Tensor | None) -> tuple[Tensor, Tensor]:
         """The sum of the losses of all networks, and what to report of each."""
         count = len(self.learners)
         with casting(self.device, self.config.precision):
@@ -153,14 +147,6 @@ class Joint(JointIterations[Learner], ImageIterations):
     def state(self) -> dict[str, Tensor]:
         """What makes up the state of each, by its number and their names; not copies."""
         return {f"{i}.{name}": x for i, one in enumerate(self.learners) for name, x in one.state().items()}
-
-    def _jump_to(self, iteration: int) -> None:
-        super()._jump_to(iteration)
-        self._epoch = -1
-
-    def _set_order(self, epoch: int) -> None:
-        for one, permutation in zip(self.learners, self._permutation, strict=True):
-            permutation.copy_(one.order.whole_epoch(epoch))
 
 
 def _same(one: Teacher | None, other: Teacher | None) -> bool:

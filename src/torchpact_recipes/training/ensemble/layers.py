@@ -16,7 +16,7 @@ from torchpact.models import HaltingHead
 from torchpact.nn.conv_units import FusibleNorm, average_patches, join_patches
 
 
-class JointConv2d(nn.Conv2d):
+class EnsembleConv2d(nn.Conv2d):
     """3×3 convolutions of several networks: ``weight`` has a dimension more, the first."""
 
     kernels: Any = None
@@ -30,7 +30,7 @@ class JointConv2d(nn.Conv2d):
         return torch.cat([F.conv2d(part, weight, None, self.stride, self.padding) for part, weight in parts])
 
 
-class JointNorm(FusibleNorm):
+class EnsembleNorm(FusibleNorm):
     """Batch norms of several networks, a row of weights and statistics each; with their ReLU."""
 
     kernels: Any = None
@@ -38,7 +38,7 @@ class JointNorm(FusibleNorm):
     def activated(self, x: Tensor) -> Tensor:
         """Normalise and rectify the maps of each."""
         if self.kernels is not None:
-            found: Tensor = self.kernels.OneKernelNorm.by_kernels(self, x)
+            found: Tensor = self.kernels.FusedBatchNormReLU.by_kernels(self, x)
             return found
         self.get_buffer("num_batches_tracked").add_(1)
         statistics = self.get_buffer("running_mean"), self.get_buffer("running_var")
@@ -49,7 +49,7 @@ class JointNorm(FusibleNorm):
         return F.relu(F.batch_norm(x, mean, var, weight, bias, True, self.momentum or 0.0, self.eps))
 
 
-class JointHead(HaltingHead):
+class EnsembleHead(HaltingHead):
     """Halting heads of several networks, of the paper's kind."""
 
     kernels: Any = None
@@ -73,7 +73,7 @@ def _logits(u: Tensor, weight: Tensor, pooled: Tensor, bias: Tensor) -> Tensor:
     return local + mean + at_least_single(bias)
 
 
-class JointLinear(nn.Linear):
+class EnsembleLinear(nn.Linear):
     """Linear layers of several networks."""
 
     def forward(self, x: Tensor) -> Tensor:
@@ -100,10 +100,10 @@ def _head_kernels() -> Any:
     return fused_head
 
 
-JOINT: dict[type[nn.Module], tuple[type[nn.Module], Callable[[], Any] | None]] = {
-    nn.Conv2d: (JointConv2d, _conv_kernels),
-    nn.BatchNorm2d: (JointNorm, _norm_kernels),
-    HaltingHead: (JointHead, _head_kernels),
-    nn.Linear: (JointLinear, None),
+ENSEMBLE_LAYERS: dict[type[nn.Module], tuple[type[nn.Module], Callable[[], Any] | None]] = {
+    nn.Conv2d: (EnsembleConv2d, _conv_kernels),
+    nn.BatchNorm2d: (EnsembleNorm, _norm_kernels),
+    HaltingHead: (EnsembleHead, _head_kernels),
+    nn.Linear: (EnsembleLinear, None),
 }
 """What modules become, and what imports their kernels, which need Triton."""

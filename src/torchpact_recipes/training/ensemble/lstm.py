@@ -14,7 +14,7 @@ from torch.autograd.function import once_differentiable
 
 from torchpact.core.relaxation import logistic_noise
 from torchpact.engines.build_cache import protect_compiler_caches
-from torchpact_recipes.training.ensemble import lstm_steps as joint_lstm_steps
+from torchpact_recipes.training.ensemble import lstm_steps
 from torchpact_recipes.training.ensemble.lstm_tape import HARD, NEVER, Rule, blank_gradients, blank_tape
 
 
@@ -133,7 +133,7 @@ class _Read(torch.autograd.Function):
 
 def _steps(like: Tensor) -> ModuleType:
     if not like.is_cuda:
-        return joint_lstm_steps
+        return lstm_steps
     # they need Triton, which comes with torch for CUDA but not for CPUs
     from torchpact_recipes.training.ensemble import lstm_gpu_kernels
 

@@ -1,7 +1,7 @@
 """An iteration of adaptive LSTMs on a GPU, but for the products: one kernel, and one for its gradients.
 
 A program has an example of a network, all of its units, so that halting is its own affair. The formulas are
-those of ``joint_lstm_steps``. Where the first or the last iteration of a time step differs from others it
+those of ``lstm_steps``. Where the first or the last iteration of a time step differs from others it
 does so by masks, of ``first`` and ``last`` units: one compiled kernel serves all.
 """
 

@@ -1,4 +1,4 @@
-"""An iteration of adaptive LSTMs and its gradients, but for products; ``joint_lstm_gpu_kernels`` in torch."""
+"""An iteration of adaptive LSTMs and its gradients, but for products; ``lstm_gpu_kernels`` in torch."""
 
 import torch
 from torch import Tensor

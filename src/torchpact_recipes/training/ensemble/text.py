@@ -83,7 +83,7 @@ def read_text(
     return logits.unflatten(1, (time, batch)), finals, ponderings
 
 
-def read_alone(
+def read_single(
     model: SequenceNet, symbols: Tensor, states: Sequence[State]
 ) -> tuple[Tensor, list[LSTMState], Tensor]:
     """Let one network read; return logits of shape (batch, time, classes), its states, and steps."""

@@ -4,13 +4,13 @@ from typing import TypeVar
 
 from torch import nn
 
-from torchpact_recipes.training.kernels.fused_bn_relu import with_one_kernel_norms
-from torchpact_recipes.training.kernels.fused_head import with_one_kernel_heads
+from torchpact_recipes.training.kernels.fused_bn_relu import with_fused_norms
+from torchpact_recipes.training.kernels.fused_head import with_fused_heads
 from torchpact_recipes.training.kernels.narrow_conv import with_narrow_convs
 
 M = TypeVar("M", bound=nn.Module)
 
 
-def with_own_kernels(model: M) -> M:
+def with_fused_kernels(model: M) -> M:
     """Return the model with them where they are faster; names, parameters and saved state stay the same."""
-    return with_one_kernel_heads(with_one_kernel_norms(with_narrow_convs(model)))
+    return with_fused_heads(with_fused_norms(with_narrow_convs(model)))

@@ -19,7 +19,7 @@ from torch.library import triton_op
 from torch.nn import functional as F
 
 from torchpact.nn.conv_units import FusibleNorm
-from torchpact_recipes.training.replacing import as_kind, replaced
+from torchpact_recipes.training.module_replacement import replace_modules, with_class
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -220,7 +220,7 @@ def _channels(x: Tensor) -> Tensor:
     return x[:, None, None] if x.dim() == 1 else x[:, None, :, None, None]
 
 
-class OneKernelNorm(FusibleNorm):
+class FusedBatchNormReLU(FusibleNorm):
     """nn.BatchNorm2d that can be had with its ReLU, by the kernels above where they serve: on a GPU."""
 
     def activated(self, x: Tensor) -> Tensor:
@@ -252,16 +252,16 @@ def fits(norm: nn.Module) -> bool:
     )
 
 
-def with_one_kernel_norms(model: M) -> M:
+def with_fused_norms(model: M) -> M:
     """Return a model whose batch norms, where they fit, use the kernels above.
 
     They are replaced in the model itself; names, parameters and saved state stay as they are.
     """
-    return replaced(model, lambda module: _one_kernel_norm(module) if fits(module) else module)
+    return replace_modules(model, lambda module: _fused_norm(module) if fits(module) else module)
 
 
-def _one_kernel_norm(module: nn.Module) -> OneKernelNorm:
-    norm = as_kind(module, OneKernelNorm)
+def _fused_norm(module: nn.Module) -> FusedBatchNormReLU:
+    norm = with_class(module, FusedBatchNormReLU)
     ticket = torch.zeros((), dtype=torch.int32, device=norm.weight.device)
     norm.register_buffer("ticket", ticket, persistent=False)
     return norm

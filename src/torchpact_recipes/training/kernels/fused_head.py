@@ -20,7 +20,7 @@ from torch.library import triton_op, wrap_triton
 
 from torchpact.models import HaltingHead
 from torchpact.nn.conv_units import average_patches, join_patches, stacked_rows
-from torchpact_recipes.training.replacing import as_kind, replaced
+from torchpact_recipes.training.module_replacement import replace_modules, with_class
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -161,7 +161,7 @@ def _backward(ctx: Any, dlogits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 halting_logits.register_autograd(_backward, setup_context=_setup)
 
 
-class OneKernelHead(HaltingHead):
+class FusedHead(HaltingHead):
     """A halting head that uses the kernels above where they serve: for the paper's heads, on a GPU."""
 
     def forward(self, u: Tensor) -> Tensor:
@@ -178,12 +178,12 @@ class OneKernelHead(HaltingHead):
         return average_patches(logits, self.group)
 
 
-def with_one_kernel_heads(model: M) -> M:
+def with_fused_heads(model: M) -> M:
     """Return a model whose halting heads, where they fit, use the kernels above.
 
     They are replaced in the model itself; names and parameters stay as they are.
     """
-    return replaced(model, lambda module: as_kind(module, OneKernelHead) if fits(module) else module)
+    return replace_modules(model, lambda module: with_class(module, FusedHead) if fits(module) else module)
 
 
 def fits(head: nn.Module) -> bool:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.library import triton_op, wrap_triton
 from torch.nn import functional as F
 
-from torchpact_recipes.training.replacing import as_kind, replaced
+from torchpact_recipes.training.module_replacement import replace_modules, with_class
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -205,4 +205,4 @@ def with_narrow_convs(model: M) -> M:
 
     They are replaced in the model itself; names and parameters stay as they are.
     """
-    return replaced(model, lambda module: as_kind(module, NarrowConv2d) if fits(module) else module)
+    return replace_modules(model, lambda module: with_class(module, NarrowConv2d) if fits(module) else module)

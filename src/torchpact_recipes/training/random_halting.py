@@ -1,6 +1,6 @@
-"""Networks that do not decide: every position halts by lot, with a chance that is the same everywhere.
+"""The random-halting baseline: every position halts with the same probability, whatever the input.
 
-What a network that decides is worth shows against them. Units learn as usual, to get by with what is drawn.
+Units learn as usual. What learned decisions are worth is measured against it.
 """
 
 import math
@@ -12,10 +12,10 @@ from torchpact.checks import check_count, check_number
 from torchpact.models import ResNet
 
 
-def halting_chance(mean_steps: float, max_steps: int) -> float:
+def halting_probability(mean_steps: float, max_steps: int) -> float:
     """The h which, after every step but the last, makes so many steps on average.
 
-    >>> round(halting_chance(1.75, 3), 6)  # 1 + (1 − h) + (1 − h)²
+    >>> round(halting_probability(1.75, 3), 6)  # 1 + (1 − h) + (1 − h)²
     0.5
     """
     check_count("max_steps", max_steps, minimum=2)
@@ -29,10 +29,10 @@ def halting_chance(mean_steps: float, max_steps: int) -> float:
 
 
 @torch.no_grad()
-def decide_by_lot(model: ResNet, mean_steps: Sequence[float]) -> None:
+def halt_at_random(model: ResNet, mean_steps: Sequence[float]) -> None:
     """Make the halting heads of each block constants, for so many steps on average; they learn no more."""
     for block, steps in zip(model.blocks, mean_steps, strict=True):
-        h = halting_chance(steps, model.config.units)
+        h = halting_probability(steps, model.config.units)
         for head in block.halting:  # type: ignore[union-attr]
             for parameter in head.parameters():
                 parameter.zero_().requires_grad_(False)

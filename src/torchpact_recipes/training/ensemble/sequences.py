@@ -1,10 +1,10 @@
 """Networks of one kind that read one text, trained by the same kernels; a single one, too, in fewer of them.
 
 They read the same windows, each from states of its own. Their weights have a dimension more, the first; see
-``joint_lstm`` for what is made of them.
+``lstm`` for what is made of them.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -14,25 +14,26 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from torchpact.core.state import State
-from torchpact_recipes.training.capturing import Captured
-from torchpact_recipes.training.ensemble.joining import JointIterations, groups, means, side_by_side
+from torchpact_recipes.training.cuda_graph import CapturedStep
+from torchpact_recipes.training.ensemble.base import Ensemble, compatible, groups, means
 from torchpact_recipes.training.ensemble.text import LSTMState, can_read, read_text
 from torchpact_recipes.training.sequence_config import SequenceTrainConfig
+from torchpact_recipes.training.state import make_adam
 
 if TYPE_CHECKING:
-    from torchpact_recipes.training.sequence_learner import SequenceLearner
+    from torchpact_recipes.training.sequences import SequenceLearner
 
 
-def join_sequences(learners: Sequence["SequenceLearner"]) -> list["SequenceJoint"]:
+def form_sequence_ensembles(learners: Sequence["SequenceLearner"]) -> list["SequenceEnsemble"]:
     """Have all that can be trained by the same kernels be so, from now on; a single one, too.
 
     As each has all of them advance, their trainers are to be run by ``train_together``.
     """
-    found = groups(learners, can_join_sequences)
-    return [SequenceJoint(group) for group in found if can_join_sequences(group)]
+    found = groups(learners, can_form_sequence_ensemble)
+    return [SequenceEnsemble(group) for group in found if can_form_sequence_ensemble(group)]
 
 
-def can_join_sequences(learners: Sequence["SequenceLearner"]) -> bool:
+def can_form_sequence_ensemble(learners: Sequence["SequenceLearner"]) -> bool:
     """Whether these can be trained by the same kernels: LSTMs on one text, of one kind, at one iteration.
 
     Their seeds and prices may differ, and how long steps are free. Not for REINFORCE, nor with dropout.
@@ -43,7 +44,7 @@ def can_join_sequences(learners: Sequence["SequenceLearner"]) -> bool:
         first.streams is not None
         and config.method in ("plain", "repeat", "relaxed", "act")
         and can_read(first.model)
-        and side_by_side(learners)
+        and compatible(learners)
         and all(
             replace(one.config, tau=config.tau, seed=config.seed, free=config.free) == config
             and one.streams is not None
@@ -53,7 +54,7 @@ def can_join_sequences(learners: Sequence["SequenceLearner"]) -> bool:
     )
 
 
-class SequenceJoint(JointIterations["SequenceLearner"]):
+class SequenceEnsemble(Ensemble["SequenceLearner"]):
     """Learners that advance together; from now on their weights and states are parts of larger tensors.
 
     What each draws depends on all of them, unlike where they have streams of their own. On a GPU products are
@@ -64,7 +65,7 @@ class SequenceJoint(JointIterations["SequenceLearner"]):
     >>> text = load_sample_text("train")
     >>> configs = [sequence_preset("enwik8", "tiny", hidden=8, batch=4, seed=seed) for seed in range(3)]
     >>> learners = [SequenceLearner(config, text=text) for config in configs]
-    >>> SequenceJoint(learners).advance()
+    >>> SequenceEnsemble(learners).advance()
     >>> [one.metrics().iterations for one in learners]
     [1, 1, 1]
     """
@@ -72,18 +73,19 @@ class SequenceJoint(JointIterations["SequenceLearner"]):
     config: SequenceTrainConfig
 
     def __init__(self, learners: Sequence["SequenceLearner"]) -> None:
-        if not can_join_sequences(learners):
+        if not can_form_sequence_ensemble(learners):
             raise ValueError("expected LSTMs of one kind that read one text, at the same iteration")
         super().__init__(learners)
         assert learners[0].streams is not None
         self.streams = learners[0].streams
         self.weights = self._stacked_weights()
-        self.optimizer = make_adam(self.weights.values(), self.first_rate())
+        rate = torch.tensor(self.config.lr, device=self.device) if self.capture else self.config.lr
+        self.optimizer = make_adam(self.weights.values(), rate)
         self._stack_moments()
-        self._states: list[LSTMState] = self._stacked_states()
+        self.states: list[LSTMState] = self._stacked_states()
         self._symbols, self._targets = (x.clone() for x in self.streams[0])
-        self.captured = Captured(self.device) if self.capture else None
-        self.take_over()
+        self.captured = CapturedStep(self.device) if self.capture else None
+        self.attach()
 
     def _stacked_weights(self) -> dict[str, nn.Parameter]:
         """The weights of all, of which theirs become views."""
@@ -115,17 +117,17 @@ class SequenceJoint(JointIterations["SequenceLearner"]):
         """The states of all, of which theirs become views."""
         found = []
         for layer in range(self.config.network.layers):
-            h, c = (torch.stack([one._states[layer][part] for one in self.learners]) for part in range(2))
+            h, c = (torch.stack([one.states[layer][part] for one in self.learners]) for part in range(2))
             found.append((h, c))
             for number, one in enumerate(self.learners):
                 view: State = (h[number], c[number])
-                one._states[layer] = view
+                one.states[layer] = view
         return found
 
-    def _objective(self) -> tuple[Tensor, Tensor, list[LSTMState]]:
-        """The sum of the losses of all networks, what to report of each, and their states."""
-        logits, after, ponderings = read_text(
-            self.learners[0].model, self.weights, self._symbols, self._states
+    def loss(self) -> tuple[Tensor, Tensor]:
+        """Return the sum of the losses of all networks, and what to report of each."""
+        logits, self._after, ponderings = read_text(
+            self.learners[0].model, self.weights, self._symbols, self.states
         )
         count, targets = len(logits), self._targets.t().flatten()
         nll = F.cross_entropy(logits.flatten(0, 2), targets.repeat(count), reduction="none")
@@ -136,49 +138,42 @@ class SequenceJoint(JointIterations["SequenceLearner"]):
             right = (logits.flatten(1, 2).argmax(-1) == targets).float()
             found = [nll, right, *(pondering.expected_steps for pondering in ponderings)]
             report = torch.stack([losses, *(means(each, count) for each in found)], 1).double()
-        return losses.sum(), report, after
+        return losses.sum(), report
 
-    def _iterate(self) -> None:
-        loss, report, after = self._objective()
-        self.optimizer.zero_grad(set_to_none=True)
-        loss.backward()
+    def clip_gradients(self) -> None:
+        """Limit the norm of the gradients of each network."""
         clip_each([weight.grad for weight in self.weights.values()], self.config.clip_norm)
-        self.optimizer.step()
-        self._sums += report
-        for kept, new in zip(self._states, after, strict=True):
+
+    def finish_step(self) -> None:
+        """Keep the states that the next window begins with."""
+        for kept, new in zip(self.states, self._after, strict=True):
             for mine, part in zip(kept, new, strict=True):
                 mine.copy_(part)
 
-    def turn_to_batch(self) -> None:
+    def next_batch(self) -> None:
         """Put the next windows of all where the iteration looks for them."""
         number = self.iteration % len(self.streams)
         if number == 0:
-            for h, c in self._states:
+            for h, c in self.states:
                 h.zero_()
                 c.zero_()
         symbols, targets = self.streams[number]
         self._symbols.copy_(symbols)
         self._targets.copy_(targets)
 
-    def _record(self, captured: Captured) -> None:
+    def record(self, captured: CapturedStep) -> None:
+        """Warm up and record a step."""
         with tf32_products():
-            captured.record(self._iterate, self.optimizer.zero_grad)
+            captured.record(self.step, self.optimizer.zero_grad)
 
     def state(self) -> dict[str, Tensor]:
         """What an iteration changes, by name; not copies."""
         tensors: dict[str, Tensor] = {name: weight.detach() for name, weight in self.weights.items()}
         for name, weight in self.weights.items():
             tensors |= {f"{key}.{name}": value for key, value in self.optimizer.state[weight].items()}
-        for layer, state in enumerate(self._states):
+        for layer, state in enumerate(self.states):
             tensors |= {f"states.{layer}.{number}": part for number, part in enumerate(state)}
         return tensors
-
-
-def make_adam(weights: Iterable[nn.Parameter], lr: float | Tensor) -> torch.optim.Adam:
-    """Adam; a learning rate that lives on the device is for iterations that are captured."""
-    captured = isinstance(lr, Tensor)
-    # fused kernels take such a rate
-    return torch.optim.Adam(list(weights), lr=lr, fused=True if captured else None, capturable=captured)
 
 
 def clip_each(gradients: Sequence[Tensor | None], limit: float) -> None:

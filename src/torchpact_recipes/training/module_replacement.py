@@ -8,7 +8,7 @@ from torch import nn
 M = TypeVar("M", bound=nn.Module)
 
 
-def as_kind(module: nn.Module, kind: type[M]) -> M:
+def with_class(module: nn.Module, kind: type[M]) -> M:
     """Return a module of another class with the settings, parameters, buffers and submodules of this one.
 
     Args:
@@ -17,7 +17,7 @@ def as_kind(module: nn.Module, kind: type[M]) -> M:
 
     Example:
         >>> linear = nn.Linear(2, 3)
-        >>> other = as_kind(linear, nn.modules.linear.NonDynamicallyQuantizableLinear)
+        >>> other = with_class(linear, nn.modules.linear.NonDynamicallyQuantizableLinear)
         >>> other.weight is linear.weight, type(linear) is nn.Linear
         (True, True)
 
@@ -31,7 +31,7 @@ def as_kind(module: nn.Module, kind: type[M]) -> M:
     return made
 
 
-def replaced(model: M, replacement: Callable[[nn.Module], nn.Module]) -> M:
+def replace_modules(model: M, replacement: Callable[[nn.Module], nn.Module]) -> M:
     """Replace layers of a model, in their places.
 
     Args:
@@ -44,7 +44,7 @@ def replaced(model: M, replacement: Callable[[nn.Module], nn.Module]) -> M:
 
     Example:
         >>> net = nn.Sequential(nn.Linear(2, 2), nn.Tanh())
-        >>> replaced(net, lambda layer: nn.ReLU() if isinstance(layer, nn.Tanh) else layer)[1]
+        >>> replace_modules(net, lambda layer: nn.ReLU() if isinstance(layer, nn.Tanh) else layer)[1]
         ReLU()
 
     """

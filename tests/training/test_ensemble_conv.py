@@ -8,7 +8,7 @@ pytest.importorskip("triton", reason="needs Triton")
 
 from torchpact_recipes.training.ensemble import conv as module
 from torchpact_recipes.training.ensemble.conv import by_kernels, strided_conv
-from torchpact_recipes.training.ensemble.layers import JointConv2d
+from torchpact_recipes.training.ensemble.layers import EnsembleConv2d
 
 # on a GPU they are tested by tests/test_gpu.py, as compiled kernels want their tensors there
 pytestmark = pytest.mark.skipif(
@@ -21,8 +21,8 @@ def by_turns(x, weight, stride):
     return torch.cat([F.conv2d(part, kernel, stride=stride, padding=1) for part, kernel in parts])
 
 
-def joint_conv(networks, inputs, outputs, **settings):
-    conv = JointConv2d(inputs, outputs, 3, padding=1, bias=False, **settings)
+def ensemble_conv(networks, inputs, outputs, **settings):
+    conv = EnsembleConv2d(inputs, outputs, 3, padding=1, bias=False, **settings)
     conv.weight = torch.nn.Parameter(torch.randn(networks, outputs, inputs, 3, 3))
     return conv
 
@@ -47,7 +47,7 @@ def test_output_and_gradients_are_those_of_each_convolution(monkeypatch, network
 
 @pytest.mark.parametrize("stride", [1, 2])
 def test_either_stride_has_its_kernels(stride):
-    x, conv = torch.randn(4, 16, 6, 6), joint_conv(2, 16, 16, stride=stride)
+    x, conv = torch.randn(4, 16, 6, 6), ensemble_conv(2, 16, 16, stride=stride)
     found = by_kernels(conv, x)
     assert found is not None
     expected = by_turns(x, conv.weight, stride)
@@ -59,4 +59,4 @@ def test_either_stride_has_its_kernels(stride):
     [(16, 32, {"stride": 3}), (16, 24, {"stride": 2}), (8, 16, {"stride": 2}), (16, 32, {})],
 )
 def test_others_have_none(inputs, outputs, settings):
-    assert by_kernels(joint_conv(2, inputs, outputs, **settings), torch.randn(4, inputs, 6, 6)) is None
+    assert by_kernels(ensemble_conv(2, inputs, outputs, **settings), torch.randn(4, inputs, 6, 6)) is None

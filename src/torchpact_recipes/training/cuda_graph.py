@@ -2,13 +2,18 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 import torch
 
 from torchpact_recipes.training.compiling import default_generator
+from torchpact_recipes.training.state import copies, put_back
+
+if TYPE_CHECKING:
+    from torchpact_recipes.training.loop import BaseLearner
 
 
-class Captured:
+class CapturedStep:
     """A function recorded once and replayed from then on, on a stream and with noise of its own.
 
     Several run beside each other, and none depends on what the others draw.
@@ -56,3 +61,13 @@ class Captured:
                 yield
         finally:
             generator.graphsafe_set_state(others)
+
+
+@torch.enable_grad()
+def record_step(learner: "BaseLearner", captured: CapturedStep) -> None:
+    """Record the step of a learner; its state and sums stay as they were."""
+    torch.cuda.synchronize(learner.device)  # weights may still be on their way, from another stream
+    before, sums = copies(learner.state()), learner.sums.clone()
+    learner.record(captured)
+    put_back(learner.state(), before)
+    learner.sums.copy_(sums)

@@ -13,12 +13,19 @@ from tests.training.test_trainer import TEST, assert_alike, assert_same, tensors
 from torchpact.nn.conv_units import HaltingHead
 from torchpact.nn.resnet import build
 from torchpact_recipes.data import Images
-from torchpact_recipes.training import Learner, evaluate, image_iterations, load_model, train_together
+from torchpact_recipes.training import Learner, evaluate, load_model, train_together
+from torchpact_recipes.training import images as training_images
 from torchpact_recipes.training.ensemble import images as joint
-from torchpact_recipes.training.ensemble.images import Joint, can_join, join
-from torchpact_recipes.training.ensemble.layers import JOINT, JointConv2d, JointHead, JointNorm
+from torchpact_recipes.training.ensemble.images import ImageEnsemble, can_form_ensemble, form_ensembles
+from torchpact_recipes.training.ensemble.layers import (
+    ENSEMBLE_LAYERS,
+    EnsembleConv2d,
+    EnsembleHead,
+    EnsembleNorm,
+)
 from torchpact_recipes.training.stopping import Stopped
 from torchpact_recipes.training.variance import gradient_variance
+from torchpact_recipes.training.variance import parameters_that_learn as learning
 
 METHODS = ("plain", "relaxed", "act")
 
@@ -42,7 +49,7 @@ def without_chance(monkeypatch):
         return torch.linspace(-2, 2, like[0].numel()).view_as(like[0]).expand_as(like)
 
     monkeypatch.setattr("torchpact.core.modes.logistic_noise", noise)
-    monkeypatch.setattr(image_iterations, "augment", lambda images, pad: images.roll(pad, -1))
+    monkeypatch.setattr(training_images, "augment", lambda images, pad: images.roll(pad, -1))
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -54,7 +61,7 @@ def test_losses_reports_and_gradients_are_those_of_each(without_chance, method, 
     if taught:
         settings |= {"distill": 0.7, "teacher": teacher()}
     alone = learners(data, method, **settings)
-    together = Joint(learners(data, method, **settings))
+    together = ImageEnsemble(learners(data, method, **settings))
     batch, labels = data.images[:24], data.labels[:24]
     loss, report = together.objective(batch, labels)
     losses, reports, gradients = [], [], []
@@ -63,7 +70,7 @@ def test_losses_reports_and_gradients_are_those_of_each(without_chance, method, 
         losses.append(own)
         reports.append(found)
         gradients.append(
-            dict(zip(one.learning(), torch.autograd.grad(own, [*one.learning().values()]), strict=True))
+            dict(zip(learning(one), torch.autograd.grad(own, [*learning(one).values()]), strict=True))
         )
     torch.testing.assert_close(loss, torch.stack(losses).sum())
     torch.testing.assert_close(report.float(), torch.stack(reports).float())
@@ -83,10 +90,12 @@ def test_kernels_are_given_what_is_theirs(without_chance, monkeypatch):
     for kernels in (False, True):
         others = learners(data, "act", 2)
         for one in others:
-            one.own_kernels = kernels
-        together = Joint(others)
+            one.use_kernels = kernels
+        together = ImageEnsemble(others)
         own = [
-            m.kernels for m in together.model.modules() if isinstance(m, JointNorm | JointConv2d | JointHead)
+            m.kernels
+            for m in together.model.modules()
+            if isinstance(m, EnsembleNorm | EnsembleConv2d | EnsembleHead)
         ]
         assert all((each is not None) == kernels for each in own)
         # of the first four there is one at the kink of a ReLU, where either side is right
@@ -102,7 +111,7 @@ def test_what_each_learns_is_what_it_learns_alone(without_chance, method):
     data = images(count=40)  # five batches an epoch
     settings = {"tau_ramp": 0.5, "nesterov": True, "lr": 0.02, "head_lr": 0.5}
     alone, others = learners(data, method, **settings), learners(data, method, **settings)
-    together = Joint(others)
+    together = ImageEnsemble(others)
     for _ in range(8):
         together.advance()
         for one in alone:
@@ -119,7 +128,7 @@ def test_what_each_learns_is_what_it_learns_alone(without_chance, method):
 
 def test_one_advances_all():
     others = learners(images())
-    Joint(others)
+    ImageEnsemble(others)
     others[1].advance()
     assert [one.iteration for one in others] == [1, 1, 1]
 
@@ -137,7 +146,7 @@ def test_states_that_are_loaded_later_are_gone_on_from(without_chance):
     alone, others = learners(data, **settings), learners(data, **settings)
     for one in alone:
         advanced(one, 3)
-    Joint(others)
+    ImageEnsemble(others)
     others[0].advance()
     for one, other in zip(alone, others, strict=True):
         other.load_state(one.state(), one.iteration)
@@ -151,7 +160,7 @@ def test_states_that_are_loaded_later_are_gone_on_from(without_chance):
 
 def test_one_that_is_ahead_of_the_others_is_told():
     others = learners(images())
-    Joint(others)
+    ImageEnsemble(others)
     others[1].load_state(others[1].state(), 5)
     with pytest.raises(
         ValueError, match=r"expected all that have joined at the same iteration, got \[0, 5\]"
@@ -165,7 +174,7 @@ def test_means_go_on_from_before_and_are_asked_of_each(without_chance):
         one.advance()
         other.advance()
         other.data = others[0].data
-    together = Joint(others)
+    together = ImageEnsemble(others)
     together.advance()
     for one, other in zip(alone, others, strict=True):
         found, expected = other.metrics(), advanced(one, 1).metrics()
@@ -180,7 +189,7 @@ def test_a_network_that_fails_leaves_the_others_as_they_are():
     broken, sound = learners(data, "act"), learners(data, "act")
     broken[1].model.stem.weight.data.fill_(math.nan)
     for group in (broken, sound):
-        advanced(Joint(group), 3)
+        advanced(ImageEnsemble(group), 3)
     assert math.isnan(broken[1].metrics().loss)
     for number in (0, 2):
         assert_same(broken[number].state(), sound[number].state())
@@ -190,7 +199,7 @@ def test_the_variance_of_one_leaves_all_as_they_were():
     data = images()
     others, same = learners(data, "relaxed"), learners(data, "relaxed")
     for group, measured in ((others, True), (same, False)):
-        Joint(group)
+        ImageEnsemble(group)
         advanced(group[0], 2)
         if measured:
             assert gradient_variance(group[1], 2)["latents"] > 0
@@ -204,7 +213,7 @@ def test_runs_are_validated_saved_and_resumed_one_by_one(tmp_path):
     runs = [trainer(tmp_path / name, config(seed=seed)) for seed, name in enumerate("ab")]
     for run in runs:
         run.learner.data = data
-    assert len(join([run.learner for run in runs])) == 1
+    assert len(form_ensembles([run.learner for run in runs])) == 1
     train_together(runs)
     for run, name in zip(runs, "ab", strict=True):
         assert_same(tensors(tmp_path / name), run.learner.state())
@@ -224,15 +233,15 @@ def test_runs_that_are_stopped_have_had_their_turn_once(tmp_path, monkeypatch):
     runs = [trainer(tmp_path / name, config(seed=seed)) for seed, name in enumerate("ab")]
     for run in runs:
         run.learner.data = data
-    (together,) = join([run.learner for run in runs])
-    real = together._iterate
+    (together,) = form_ensembles([run.learner for run in runs])
+    real = together.step
 
     def stopped_in_the_first():
         if together.iteration == 0:
             signal.raise_signal(signal.SIGINT)
         real()
 
-    monkeypatch.setattr(together, "_iterate", stopped_in_the_first)
+    monkeypatch.setattr(together, "step", stopped_in_the_first)
     with pytest.raises(Stopped, match="stopped; kept: a at iteration 1, b at iteration 1"):
         train_together(runs)
     again = [trainer(tmp_path / name, run.config, resume=True) for name, run in zip("ab", runs, strict=True)]
@@ -252,9 +261,9 @@ def test_those_of_one_kind_join():
         learners(data, "reinforce", 2),
     ]
     groups += [learners(data, "plain", 2, teacher(seed), distill=0.5) for seed in range(2)]
-    joined = join([one for group in groups for one in group])
+    joined = form_ensembles([one for group in groups for one in group])
     assert [each.learners for each in joined] == [groups[k] for k in (0, 1, 3, 5, 6)]
-    assert all(one.joined is None for group in (groups[2], groups[4]) for one in group)
+    assert all(one.ensemble is None for group in (groups[2], groups[4]) for one in group)
 
 
 @pytest.mark.parametrize(
@@ -271,9 +280,9 @@ def test_those_of_one_kind_join():
 )
 def test_what_cannot_be_joined_is_told(method, settings):
     others = learners(images(), method, 2, **settings)
-    assert not can_join(others)
+    assert not can_form_ensemble(others)
     with pytest.raises(ValueError, match="expected learners of one kind"):
-        Joint(others)
+        ImageEnsemble(others)
 
 
 def test_teachers_that_know_the_same_are_compared_once_and_one_is_kept(monkeypatch):
@@ -286,7 +295,7 @@ def test_teachers_that_know_the_same_are_compared_once_and_one_is_kept(monkeypat
     monkeypatch.setattr(joint, "_same", counted)
     others = learners(images(), teacher=teacher(), distill=0.7)
     first = others[0].teacher
-    join(others)
+    form_ensembles(others)
     assert all(one.teacher is first for one in others)
     assert sum(compared) == 2
 
@@ -295,14 +304,14 @@ def test_those_that_have_joined_or_are_elsewhere_do_not_join_again():
     data = images()
     one, two, three = learners(data)
     one.advance()
-    assert not can_join([one, two])
-    Joint([two, three])
-    assert not can_join([two, three])
+    assert not can_form_ensemble([one, two])
+    ImageEnsemble([two, three])
+    assert not can_form_ensemble([two, three])
 
 
 def test_a_copy_that_would_not_learn_is_refused():
     others = learners(images())
-    Joint(others)
+    ImageEnsemble(others)
     with pytest.raises(TypeError, match="expected learners to be copied before they join"):
         deepcopy(others[0])
     model = deepcopy(others[0].model)
@@ -313,7 +322,7 @@ def test_a_copy_that_would_not_learn_is_refused():
 def test_compiled_and_others_do_not_join():
     data = images()
     both = [Learner(config(seed=seed), data, compile=bool(seed)) for seed in range(2)]
-    assert not can_join(both)
+    assert not can_form_ensemble(both)
 
 
 def test_stacked_tensors_lie_as_they_did():
@@ -326,5 +335,5 @@ def test_stacked_tensors_lie_as_they_did():
 def test_every_module_with_weights_has_a_joint_one():
     model = Learner(config(), images()).model
     with_weights = {type(m) for m in model.modules() if next(m.parameters(recurse=False), None) is not None}
-    assert with_weights < set(JOINT)
-    assert HaltingHead in JOINT
+    assert with_weights < set(ENSEMBLE_LAYERS)
+    assert HaltingHead in ENSEMBLE_LAYERS

@@ -7,8 +7,8 @@ from contextlib import nullcontext
 import pytest
 import torch
 
-from tests.training.test_capturing import Apart
-from tests.training.test_joint_lstm import known_noise  # noqa: F401 (a fixture)
+from tests.training.test_cuda_graph import Apart
+from tests.training.test_ensemble_lstm import known_noise  # noqa: F401 (a fixture)
 from tests.training.test_sequence_trainer import TEXTS, settings
 from tests.training.test_trainer import assert_alike, assert_same, tensors
 from torchpact_recipes.experiments import Archive, make
@@ -22,11 +22,11 @@ from torchpact_recipes.training import (
     load_sequence_model,
     train_together,
 )
-from torchpact_recipes.training.ensemble import sequence as sequence_joint
-from torchpact_recipes.training.ensemble.sequence import (
-    SequenceJoint,
-    can_join_sequences,
-    join_sequences,
+from torchpact_recipes.training.ensemble import sequences as sequence_ensemble
+from torchpact_recipes.training.ensemble.sequences import (
+    SequenceEnsemble,
+    can_form_sequence_ensemble,
+    form_sequence_ensembles,
     tf32_products,
 )
 
@@ -52,7 +52,7 @@ def learners(method="relaxed", count=3, device="cpu", **others):
 def test_what_each_learns_is_what_it_learns_alone(known_noise, method):  # noqa: F811
     """Over all windows and back to the first, where steps cease to be free, and past a milestone."""
     alone, others = learners(method), learners(method)
-    together = SequenceJoint(others)
+    together = SequenceEnsemble(others)
     for _ in range(9):
         together.advance()
         for one in alone:
@@ -71,7 +71,7 @@ def test_what_each_learns_is_what_it_learns_alone(known_noise, method):  # noqa:
 
 def test_one_advances_all():
     others = learners()
-    SequenceJoint(others)
+    SequenceEnsemble(others)
     others[1].advance()
     assert [one.iteration for one in others] == [1, 1, 1]
 
@@ -79,7 +79,7 @@ def test_one_advances_all():
 def test_states_that_are_loaded_later_are_gone_on_from():
     straight, others = learners("act"), learners("act")
     for group in (straight, others):
-        SequenceJoint(group)
+        SequenceEnsemble(group)
         for _ in range(3):
             group[0].advance()
     before = [{name: value.clone() for name, value in one.state().items()} for one in others]
@@ -118,23 +118,21 @@ def trainers(folder, method="act", device="cpu", **options):
 def go_on(runs, until):
     """Train those that have joined at least so far."""
     while runs[0].learner.iteration < until:
-        end = runs[0].next_stop()
-        while runs[0].learner.iteration < end:
-            runs[0].learner.advance()
+        runs[0].learner.advance()
         for run in runs:
-            run.finish_burst()
+            run.after_iteration()
 
 
 def test_runs_are_validated_saved_and_resumed_one_by_one(tmp_path):
     """And go on together as they would have without the break; ACT draws nothing."""
     for folder, broken in ((tmp_path / "straight", False), (tmp_path / "broken", True)):
         runs = trainers(folder)
-        assert len(join_sequences([run.learner for run in runs])) == 1
+        assert len(form_sequence_ensembles([run.learner for run in runs])) == 1
         if broken:
             go_on(runs, 8)
             runs = trainers(folder, resume=True)
             assert [run.learner.iteration for run in runs] == [6, 6, 6]
-            assert len(join_sequences([run.learner for run in runs])) == 1
+            assert len(form_sequence_ensembles([run.learner for run in runs])) == 1
         train_together(runs)
         for run in runs:
             saved = tensors(run.files.folder)
@@ -153,7 +151,7 @@ def test_runs_are_validated_saved_and_resumed_one_by_one(tmp_path):
 
 def test_a_run_begun_together_can_go_on_alone(tmp_path):
     runs = trainers(tmp_path)
-    join_sequences([run.learner for run in runs])
+    form_sequence_ensembles([run.learner for run in runs])
     go_on(runs, 6)
     alone = trainers(tmp_path, resume=True)[1]
     assert_same(alone.learner.state(), runs[1].learner.state())
@@ -174,19 +172,19 @@ def test_those_of_one_kind_join():
         learners("act", 2, cell="gru"),
         [SequenceLearner(settings("parity", "act", cell="lstm"))],
     ]
-    joined = join_sequences([one for group in groups for one in group])
+    joined = form_sequence_ensembles([one for group in groups for one in group])
     assert [each.learners for each in joined] == groups[:4]
-    assert all(one.joined is None for group in groups[4:] for one in group)
+    assert all(one.ensemble is None for group in groups[4:] for one in group)
 
 
 def test_those_at_another_iteration_or_joined_already_do_not_join():
     one, two, three = learners()
     one.advance()
-    assert not can_join_sequences([one, two])
-    SequenceJoint([two, three])
-    assert not can_join_sequences([two])
+    assert not can_form_sequence_ensemble([one, two])
+    SequenceEnsemble([two, three])
+    assert not can_form_sequence_ensemble([two])
     with pytest.raises(ValueError, match="expected LSTMs of one kind that read one text"):
-        SequenceJoint([two, three])
+        SequenceEnsemble([two, three])
 
 
 def test_a_network_that_fails_leaves_the_others_as_they_are():
@@ -194,7 +192,7 @@ def test_a_network_that_fails_leaves_the_others_as_they_are():
     with torch.no_grad():
         broken[1].model.readout.bias.fill_(float("nan"))
     for group in (broken, sound):
-        together = SequenceJoint(group)
+        together = SequenceEnsemble(group)
         for _ in range(3):
             together.advance()
     assert math.isnan(broken[1].metrics().loss)
@@ -208,10 +206,10 @@ def test_a_network_that_fails_leaves_the_others_as_they_are():
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_captured_kernels_train_as_a_cpu_does(known_noise, monkeypatch, method, count):  # noqa: F811
     """With all digits in products."""
-    monkeypatch.setattr(sequence_joint, "tf32_products", nullcontext)
+    monkeypatch.setattr(sequence_ensemble, "tf32_products", nullcontext)
     here, there = learners(method, count), learners(method, count, "cuda")
-    SequenceJoint(here)
-    join_sequences(there)
+    SequenceEnsemble(here)
+    form_sequence_ensembles(there)
     for _ in range(6):
         here[0].advance()
         there[0].advance()
@@ -228,12 +226,12 @@ def test_captured_kernels_train_as_a_cpu_does(known_noise, monkeypatch, method, 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_runs_on_a_gpu_are_resumed_one_by_one(tmp_path):
     runs = trainers(tmp_path, device="cuda")
-    join_sequences([run.learner for run in runs])
+    form_sequence_ensembles([run.learner for run in runs])
     go_on(runs, 8)
     runs = trainers(tmp_path, device="cuda", resume=True)
     assert [run.learner.iteration for run in runs] == [6, 6, 6]
     before = [{name: value.clone() for name, value in run.learner.state().items()} for run in runs]
-    join_sequences([run.learner for run in runs])
+    form_sequence_ensembles([run.learner for run in runs])
     for run, state in zip(runs, before, strict=True):
         assert_same(run.learner.state(), state)
     train_together(runs)
@@ -244,11 +242,11 @@ def test_runs_on_a_gpu_are_resumed_one_by_one(tmp_path):
 def test_an_iteration_waits_for_no_value(monkeypatch, method):
     """On the device "meta" there are none to wait for."""
     others = learners(method, device="meta")
-    together = SequenceJoint(others)
+    together = SequenceEnsemble(others)
     # on the device for a captured one, but not on this
     monkeypatch.setattr(together.optimizer, "step", lambda: None)
     with Apart():
-        together._iterate()
+        together.step()
     assert all(weight.grad is not None for weight in together.weights.values())
 
 
@@ -262,13 +260,13 @@ def test_the_experiment_is_five_groups():
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_a_sweep_on_a_gpu_is_made_in_groups(tmp_path, monkeypatch):
     made: list[int] = []
-    real = sequence_joint.SequenceJoint.__init__
+    real = sequence_ensemble.SequenceEnsemble.__init__
 
     def spy(self, learners):
         made.append(len(learners))
         real(self, learners)
 
-    monkeypatch.setattr(sequence_joint.SequenceJoint, "__init__", spy)
+    monkeypatch.setattr(sequence_ensemble.SequenceEnsemble, "__init__", spy)
     texts = Texts(TEXTS.train.cuda(), TEXTS.valid.cuda())
     archive = Archive(tmp_path / "results", tmp_path / "work")
     runs = enwik8_runs(SCALES["smoke"], [0, 1])

@@ -10,7 +10,7 @@ pytest.importorskip("triton", reason="needs Triton")
 from torchpact.models import psact_resnet32
 from torchpact.nn.conv_units import HaltingHead, split_patches
 from torchpact_recipes.training.kernels import fused_head as module
-from torchpact_recipes.training.kernels.fused_head import OneKernelHead, with_one_kernel_heads
+from torchpact_recipes.training.kernels.fused_head import FusedHead, with_fused_heads
 
 # on a GPU they are tested by tests/test_gpu.py, as compiled kernels want their tensors there
 pytestmark = pytest.mark.skipif(
@@ -33,7 +33,7 @@ def test_logits_and_gradients_are_those_of_the_head(monkeypatch, shape, layout, 
     monkeypatch.setattr(module, "TILE", tile)
     head: Any = HaltingHead(shape[1])
     wide_head = with_double(head)
-    head = with_one_kernel_heads(head)
+    head = with_fused_heads(head)
     u = torch.randn(shape).to(memory_format=layout).requires_grad_()
     wide = u.detach().double().requires_grad_()
     found, expected = head.by_kernels(u), wide_head(wide)
@@ -47,7 +47,7 @@ def test_logits_and_gradients_are_those_of_the_head(monkeypatch, shape, layout, 
 def test_patches_have_the_mean_of_their_logits():
     head: Any = HaltingHead(16, group=2)
     wide_head = with_double(head)
-    head = with_one_kernel_heads(head)
+    head = with_fused_heads(head)
     u = split_patches(torch.randn(2, 16, 6, 4), 2)
     torch.testing.assert_close(head.by_kernels(u).double(), wide_head(u.double()), rtol=1e-4, atol=1e-4)
 
@@ -55,7 +55,7 @@ def test_patches_have_the_mean_of_their_logits():
 def test_half_precision_keeps_single_logits():
     head: Any = HaltingHead(16)
     wide_head = with_double(head)
-    head = with_one_kernel_heads(head)
+    head = with_fused_heads(head)
     u = torch.randn(2, 16, 6, 6).half().requires_grad_()
     found = head.by_kernels(u)
     assert found.dtype == torch.float
@@ -69,9 +69,9 @@ def test_half_precision_keeps_single_logits():
 def test_heads_of_other_kinds_stay_what_they_are():
     for settings, changed in (({}, True), ({"per": "image"}, False), ({"halting_norm": True}, False)):
         model = psact_resnet32(**settings)
-        model = with_one_kernel_heads(model)
+        model = with_fused_heads(model)
         heads = [m for m in model.modules() if isinstance(m, HaltingHead)]
-        assert {type(head) is OneKernelHead for head in heads} == {changed}
+        assert {type(head) is FusedHead for head in heads} == {changed}
 
 
 def test_a_gradient_lies_in_memory_as_its_parameter():
@@ -80,7 +80,7 @@ def test_a_gradient_lies_in_memory_as_its_parameter():
     heads: list[Any] = [HaltingHead(16), HaltingHead(16)]
     head, ours = (h.to(memory_format=torch.channels_last) for h in heads)
     compiled = torch.compile(head, fullgraph=True, backend="aot_eager")
-    ours = with_one_kernel_heads(ours)
+    ours = with_fused_heads(ours)
     for parameters, logits in ((head.parameters(), compiled(u)), (ours.parameters(), ours.by_kernels(u))):
         known = list(parameters)
         for gradient, parameter in zip(torch.autograd.grad(logits.sum(), known), known, strict=True):

@@ -9,14 +9,14 @@ from torch.nn import functional as F
 
 from tests.engines.networks import relative
 from tests.engines.onchip.emulation import engine, needs_compiler
-from tests.training.small import METHODS, config, images
+from tests.training.small import METHODS, burst, config, images
 from tests.training.test_trainer import assert_same, tensors, trainer
 from torchpact.core.objective import map_loss
 from torchpact.engines import ENGINES, Unsupported
 from torchpact.nn.resnet import build
 from torchpact_recipes.data import standardize
-from torchpact_recipes.training import Learner, TrainingError, teaching
-from torchpact_recipes.training.teaching import divergence
+from torchpact_recipes.training import Learner, TrainingError, distillation
+from torchpact_recipes.training.distillation import divergence
 
 
 def teacher(seed=5):
@@ -106,7 +106,7 @@ def test_resuming_with_a_teacher_gives_the_same_weights(tmp_path):
     given = {"initial": tmp_path / "plain" / "last.safetensors"}
     taught = config(distill=0.5)
     trainer(tmp_path / "straight", taught, **given).run()
-    trainer(tmp_path / "broken", taught, **given).burst()
+    burst(trainer(tmp_path / "broken", taught, **given))
     second = trainer(tmp_path / "broken", taught, resume=True, **given)
     assert second.learner.iteration == 3
     second.run()
@@ -125,13 +125,13 @@ def test_a_teacher_on_the_chip_says_what_its_layers_say(monkeypatch):
     chip = SimpleNamespace(build=lambda spec, call: engine(spec.module))
     monkeypatch.setitem(ENGINES, "onchip", chip)
     known, shown = teacher(), images().images[:3]
-    on_chip = teaching.Teacher(known, torch.device("cpu"), "bf16")
+    on_chip = distillation.Teacher(known, torch.device("cpu"), "bf16")
     assert on_chip.on_chip is not None
     with torch.no_grad():
         exact = known(standardize(shown))[0]
     assert relative(on_chip(shown).float(), exact) < 1e-2
     assert on_chip.on_chip is not None
-    assert teaching.Teacher(known, torch.device("cpu"), "fp32").on_chip is None
+    assert distillation.Teacher(known, torch.device("cpu"), "fp32").on_chip is None
 
 
 @pytest.mark.parametrize("compile", [False, True])
@@ -144,15 +144,15 @@ def test_a_teacher_for_which_there_is_no_room_is_asked_by_layers(monkeypatch, co
         return function
 
     asked: list[object] = []
-    monkeypatch.setattr(teaching, "compiled", kept)
+    monkeypatch.setattr(distillation, "compiled", kept)
     chip = SimpleNamespace(build=lambda spec, call: refuse)  # it is built, but not for so many
     monkeypatch.setitem(ENGINES, "onchip", chip)
     shown, device = images().images[:3], torch.device("cpu")
-    known = teaching.Teacher(teacher(), device, "bf16", compile)
+    known = distillation.Teacher(teacher(), device, "bf16", compile)
     said = known(shown)
     assert known.on_chip is None
     assert torch.equal(said, known.by_layers(shown))
     assert torch.equal(known(shown), said)
     assert len(asked) == compile
     monkeypatch.setitem(ENGINES, "onchip", SimpleNamespace(build=refuse))
-    assert teaching.Teacher(teacher(), device, "bf16").on_chip is None
+    assert distillation.Teacher(teacher(), device, "bf16").on_chip is None

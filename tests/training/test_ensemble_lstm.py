@@ -6,10 +6,10 @@ import torch
 import torchpact as tp
 from tests.engines.elsewhere import compiled_elsewhere
 from tests.training.test_sequence import config, network
-from torchpact_recipes.training.ensemble import lstm as joint_lstm
+from torchpact_recipes.training.ensemble import lstm as ensemble_lstm
 from torchpact_recipes.training.ensemble.lstm_tape import HARD, Rule, rule_of
-from torchpact_recipes.training.ensemble.text import can_read, read_alone, read_text
-from torchpact_recipes.training.sequence import sequence_loss
+from torchpact_recipes.training.ensemble.text import can_read, read_single, read_text
+from torchpact_recipes.training.sequence_loss import sequence_loss
 
 NETWORKS, BATCH, TIME, HIDDEN = 2, 3, 3, 9
 CASES = [
@@ -36,7 +36,7 @@ def known_noise(monkeypatch):
         return rows.expand_as(like).contiguous()
 
     monkeypatch.setattr("torchpact.core.modes.logistic_noise", step_by_step)
-    monkeypatch.setattr(joint_lstm, "logistic_noise", at_once)
+    monkeypatch.setattr(ensemble_lstm, "logistic_noise", at_once)
 
 
 @pytest.fixture(params=["torch", pytest.param("kernels", marks=needs_interpreter)])
@@ -45,9 +45,9 @@ def exact(request, monkeypatch):
     if request.param == "torch":
         return torch.double, {}
     pytest.importorskip("triton", reason="needs Triton")
-    from torchpact_recipes.training.ensemble import lstm_gpu_kernels as joint_lstm_gpu_kernels
+    from torchpact_recipes.training.ensemble import lstm_gpu_kernels as ensemble_lstm_gpu_kernels
 
-    monkeypatch.setattr(joint_lstm, "_steps", lambda like: joint_lstm_gpu_kernels)
+    monkeypatch.setattr(ensemble_lstm, "_steps", lambda like: ensemble_lstm_gpu_kernels)
     return torch.float, {"rtol": 1e-4, "atol": 1e-5}
 
 
@@ -109,7 +109,7 @@ def test_one_that_reads_without_gradients_answers_and_steps_as_ever(known_noise,
     models, symbols, states = problem(settings(layers=2), dtype)
     model, own = models[1], of_one(states, 1)
     with torch.no_grad(), tp.use_mode(model, mode):
-        logits, after, steps = read_alone(model, symbols, own)
+        logits, after, steps = read_single(model, symbols, own)
         expected, finals, ponders = model(symbols, own)
     torch.testing.assert_close(logits, expected.squeeze(2), **tolerance)
     torch.testing.assert_close(after, finals, **tolerance)
@@ -122,11 +122,11 @@ def test_decisions_are_drawn_as_the_mode_draws_them():
     x, state = torch.zeros(1, 1, count, 3), (torch.zeros(1, count, 4), torch.zeros(1, count, 4))
     shapes = {"input": (16, 3), "flag": (16,), "recurrent": (16, 4), "bias": (16,), "head": (4,)}
     nothing = {name: torch.zeros(1, *shape) for name, shape in shapes.items()}
-    weights = joint_lstm.Weights(**nothing, head_bias=torch.tensor([0.8]))
+    weights = ensemble_lstm.Weights(**nothing, head_bias=torch.tensor([0.8]))
     rule = rule_of(mode)
     assert rule is not None
     with torch.no_grad():
-        left = joint_lstm.read_window(x, weights, state, 2, rule).remaining[0, 0, 1]
+        left = ensemble_lstm.read_window(x, weights, state, 2, rule).remaining[0, 0, 1]
     _, expected = mode.halt(torch.ones(count), torch.full((count,), 0.8))
     assert left.mean().item() == pytest.approx(expected.mean().item(), abs=0.01)
     assert left.std().item() == pytest.approx(expected.std().item(), abs=0.01)
@@ -157,5 +157,5 @@ def test_modes_have_rules_and_hard_ones_no_gradients():
 
 def test_kernels_compile_for_a_gpu(tmp_path):
     pytest.importorskip("triton", reason="needs Triton")
-    found = compiled_elsewhere("tests.training.compile_joint_lstm", tmp_path)
+    found = compiled_elsewhere("tests.training.compile_ensemble_lstm", tmp_path)
     assert [name for name, *_ in found] == ["_forward"] * 4 + ["_backward"] * 3

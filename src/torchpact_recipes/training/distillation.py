@@ -11,8 +11,9 @@ from torchpact.core.call_args import CallArgs
 from torchpact.engines import ENGINES, NetworkRunner, Unsupported
 from torchpact.models import ResNet
 from torchpact.specs import network_spec
+from torchpact_recipes.data import as_input
 from torchpact_recipes.training.compiling import compiled
-from torchpact_recipes.training.inputs import as_input, casting
+from torchpact_recipes.training.evaluate import casting
 
 
 def divergence(logits: Tensor, taught: Tensor, temperature: float) -> Tensor:

@@ -14,10 +14,10 @@ from tests.training.test_sequence_trainer import TEXTS, settings
 from tests.training.test_trainer import assert_same
 from torchpact.core.baseline import EMABaseline
 from torchpact_recipes.training import Learner, SequenceLearner
-from torchpact_recipes.training.ensemble.images import Joint
-from torchpact_recipes.training.ensemble.sequence import SequenceJoint
-from torchpact_recipes.training.sequence import sequence_loss
+from torchpact_recipes.training.ensemble.images import ImageEnsemble
+from torchpact_recipes.training.ensemble.sequences import SequenceEnsemble
 from torchpact_recipes.training.sequence_config import make_task
+from torchpact_recipes.training.sequence_loss import sequence_loss
 
 
 class Apart(TorchDispatchMode):
@@ -46,21 +46,21 @@ def test_an_iteration_waits_for_no_value(monkeypatch, name, method):
     """On the device "meta" there are none to wait for."""
     chosen = settings(name, method, cell="lstm")
     source = SequenceLearner(chosen, text=TEXTS.train)
-    source.turn_to_batch()
-    assert source._batch is not None
-    inputs, targets, lengths = source._batch
+    source.next_batch()
+    assert source.batch is not None
+    inputs, targets, lengths = source.batch
     learner = SequenceLearner(chosen, "meta", TEXTS.train)
-    learner._batch = inputs.to("meta"), targets.to("meta"), None if lengths is None else lengths.to("meta")
+    learner.batch = inputs.to("meta"), targets.to("meta"), None if lengths is None else lengths.to("meta")
     learner.capture = True
     # on the device for a captured one, but not on this
     monkeypatch.setattr(learner.optimizer, "step", lambda: None)
     with Apart():
-        learner._iterate()
+        learner.step()
     assert all(p.grad is not None for p in learner.model.parameters())
 
 
 class Recorded:
-    """As ``Captured``, but what it replays is run again."""
+    """As ``CapturedStep``, but what it replays is run again."""
 
     recorded = False
     on_stream = nullcontext
@@ -82,7 +82,7 @@ def of_text():
     return [SequenceLearner(each, text=TEXTS.train) for each in chosen]
 
 
-@pytest.mark.parametrize(("make", "joint"), [(of_images, Joint), (of_text, SequenceJoint)])
+@pytest.mark.parametrize(("make", "joint"), [(of_images, ImageEnsemble), (of_text, SequenceEnsemble)])
 @pytest.mark.parametrize("joined", [False, True])
 @pytest.mark.parametrize("begun", [0, 2])
 def test_recording_leaves_everything_as_it_was(monkeypatch, make, joint, joined, begun):

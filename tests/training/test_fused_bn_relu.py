@@ -11,7 +11,7 @@ pytest.importorskip("triton", reason="needs Triton")
 
 from torchpact.models import psact_resnet32
 from torchpact_recipes.training.kernels import fused_bn_relu as module
-from torchpact_recipes.training.kernels.fused_bn_relu import OneKernelNorm, fits, with_one_kernel_norms
+from torchpact_recipes.training.kernels.fused_bn_relu import FusedBatchNormReLU, fits, with_fused_norms
 
 # on a GPU they are tested by tests/test_gpu.py, as compiled kernels want their tensors there
 pytestmark = pytest.mark.skipif(
@@ -31,7 +31,7 @@ def pair(channels, dtype=torch.float):
     nn.init.uniform_(plain.running_var, 0.5, 2)
     ours = nn.BatchNorm2d(channels, eps=1e-3, momentum=0.1)
     ours.load_state_dict(plain.state_dict())
-    ours = with_one_kernel_norms(ours)
+    ours = with_fused_norms(ours)
     return plain, ours
 
 
@@ -110,8 +110,8 @@ def test_half_precision():
 
 def test_a_network_stays_what_it_is():
     model, plain = psact_resnet32(mode="thresholded"), psact_resnet32(mode="thresholded")
-    model = with_one_kernel_norms(model)
-    assert all(type(m) is OneKernelNorm for m in model.modules() if isinstance(m, nn.BatchNorm2d))
+    model = with_fused_norms(model)
+    assert all(type(m) is FusedBatchNormReLU for m in model.modules() if isinstance(m, nn.BatchNorm2d))
     model.load_state_dict(plain.state_dict())
     assert model.state_dict().keys() == plain.state_dict().keys()
     images = torch.randn(2, 3, 32, 32)

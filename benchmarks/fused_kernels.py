@@ -1,6 +1,6 @@
 """Batch norm with ReLU, and halting heads, there and back on one GPU: our kernels against the compiler's.
 
-    python benchmarks/one_kernel.py [--out benchmarks/one_kernel.csv]
+    python benchmarks/fused_kernels.py [--out benchmarks/fused_kernels.csv]
 
 Microseconds of a forward and a backward pass, the median of CUDA graph replays, bf16, channels-last, batch
 128; both are compiled, as in training, with what the compiler joins to them left out. ``kernels`` is how many
@@ -21,8 +21,8 @@ from torch.profiler import ProfilerActivity, profile
 
 from torchpact.nn.conv_units import HaltingHead
 from torchpact_recipes.training.compiling import compiled
-from torchpact_recipes.training.kernels.fused_bn_relu import with_one_kernel_norms
-from torchpact_recipes.training.kernels.fused_head import with_one_kernel_heads
+from torchpact_recipes.training.kernels.fused_bn_relu import with_fused_norms
+from torchpact_recipes.training.kernels.fused_head import with_fused_heads
 
 SHAPES = ((16, 32), (32, 16), (64, 8))
 
@@ -30,7 +30,7 @@ SHAPES = ((16, 32), (32, 16), (64, 8))
 def norms(channels: int) -> tuple[nn.Module, Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]:
     """The parameters, our norm and torch's."""
     plain, ours = nn.BatchNorm2d(channels).cuda(), nn.BatchNorm2d(channels).cuda()
-    ours = with_one_kernel_norms(ours)
+    ours = with_fused_norms(ours)
     by_kernels: Any = ours.by_kernels
     return nn.ModuleList([ours, plain]), by_kernels, lambda x: F.relu(plain(x))
 
@@ -38,7 +38,7 @@ def norms(channels: int) -> tuple[nn.Module, Callable[[Tensor], Tensor], Callabl
 def heads(channels: int) -> tuple[nn.Module, Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]:
     """The same of halting heads."""
     plain, ours = HaltingHead(channels).cuda(), HaltingHead(channels).cuda()
-    ours = with_one_kernel_heads(ours)
+    ours = with_fused_heads(ours)
     by_kernels: Any = ours.by_kernels
     return nn.ModuleList([ours, plain]), by_kernels, plain
 
