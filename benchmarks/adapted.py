@@ -239,7 +239,7 @@ def whole(net: nn.Module, case: Case, batch: dict[str, Any], arguments: Any) -> 
             {"active": share, "theory": round(theory, 2), "engine": engine, "adapt_s": adapting}
             | {"deploy_s": deploying, "difference": f"{difference:.1e}"}
         )
-    times, disturbed = measured(ways | ours, arguments.seconds)
+    times, disturbed = measured(ways | ours, arguments)
     made = None
     if case.exports and arguments.onnx:
         made = quietly(onnx_way, _Positional(copy.deepcopy(net), batch).eval(), first, dtype)
@@ -302,17 +302,17 @@ def decoding(net: Any, case: Case, batch: dict[str, Any], arguments: Any) -> lis
             | {"engine": fast.report.measurements[0].engine, "adapt_s": adapting, "deploy_s": deploying}
             | {"difference": f"{difference:.1e}"}
         )
-    return filled(rows, *measured(ways | ours, arguments.seconds))
+    return filled(rows, *measured(ways | ours, arguments))
 
 
-def measured(ways: dict[str, Way], seconds: float) -> tuple[dict[str, float], bool]:
+def measured(ways: dict[str, Way], arguments: Any) -> tuple[dict[str, float], bool]:
     """Return the seconds of all ways, in turns, and whether other programs were in the way."""
     times: dict[str, float] = {}
     disturbed = True
-    for _ in range(ATTEMPTS):
+    for _ in range(arguments.attempts):
         wait_until_quiet()
         contention = CpuContention()
-        times = interleaved(ways, seconds=seconds)
+        times = interleaved(ways, seconds=arguments.seconds)
         disturbed = contention.is_high()
         if not disturbed:
             break
@@ -391,6 +391,7 @@ def main() -> None:
     parser.add_argument("--minilm", type=Path, help="folder with MiniLM's config.json and model.safetensors")
     parser.add_argument("--only", nargs="*", default=[*CASES], choices=[*CASES])
     parser.add_argument("--dtypes", nargs="*", default=["float32", "bfloat16"])
+    parser.add_argument("--attempts", type=int, default=ATTEMPTS, help="how often, while others are busy")
     parser.add_argument("--onnx", action=argparse.BooleanOptionalAction, default=True)
     arguments = parser.parse_args()
     for dtype in arguments.dtypes:

@@ -419,3 +419,19 @@ def test_the_model_stays_as_it_is_and_can_be_trained_on():
     with tp.collect(net) as ponders:
         net(**given)
     assert float(ponders.steps) == 1
+
+
+def test_rows_of_padding_stay_what_they_were_before_the_first_layer_and_others_do_not_see_them():
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+    sizes = {"hidden_size": 16, "num_hidden_layers": 3, "num_attention_heads": 2, "intermediate_size": 32}
+    net = tp.adapt(transformers.BertModel(transformers.BertConfig(vocab_size=50, **sizes)).eval())
+    batch = {"input_ids": torch.randint(50, (2, 6)), "attention_mask": torch.ones(2, 6, dtype=torch.long)}
+    batch["attention_mask"][0, 4:] = 0
+    fast = tp.deploy(net, batch, engines=["attention"])
+    assert fast.report.measurements[0].engine == "attention"
+    with torch.no_grad():
+        found, expected = fast(**batch).last_hidden_state, net(**batch).last_hidden_state
+        embedded = net.embeddings(batch["input_ids"])
+    real = batch["attention_mask"] > 0
+    torch.testing.assert_close(found[real], expected[real], atol=1e-5, rtol=1e-5)
+    assert torch.equal(found[~real], embedded[~real])

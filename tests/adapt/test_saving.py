@@ -102,6 +102,32 @@ def test_a_checkpoint_as_trainers_write_it_comes_back(tmp_path):
         assert torch.equal(first(again(**inputs)), first(net(**inputs)))
 
 
+def test_a_checkpoint_in_several_files_comes_back(tmp_path):
+    net, inputs = randomize(tp.adapt(BERT.build())), BERT.inputs(2, 5)
+    net.save_pretrained(tmp_path, max_shard_size="5KB")
+    files = sorted(tmp_path.glob("model-*.safetensors"))
+    assert len(files) > 1
+    again = tp.from_pretrained(tmp_path)
+    with torch.no_grad():
+        assert torch.equal(first(again(**inputs)), first(net(**inputs)))
+    files[0].unlink()
+    with pytest.raises(
+        FileNotFoundError, match=rf"^expected {files[0].name}, which model.safetensors.index.json"
+    ):
+        tp.from_pretrained(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["../other.safetensors", "model.bin", 3])
+def test_an_index_that_names_other_files_is_refused(name, tmp_path):
+    tp.adapt(BERT.build()).save_pretrained(tmp_path)
+    (tmp_path / "model.safetensors").unlink()
+    index = tmp_path / "model.safetensors.index.json"
+    for places in ({"weight": name}, {}, [name]):
+        index.write_text(json.dumps({"weight_map": places}), encoding="utf-8")
+        with pytest.raises(ValueError, match=r'^expected "weight_map" with the names of files in [^\n]*$'):
+            tp.from_pretrained(tmp_path)
+
+
 @pytest.mark.parametrize("dtype", [None, torch.float32])
 def test_a_checkpoint_as_trainers_write_it_keeps_its_precision_or_gets_another(dtype, tmp_path):
     net = randomize(tp.adapt(BERT.build())).bfloat16()

@@ -89,6 +89,51 @@ def test_a_state_of_another_width_is_refused_in_one_line_when_it_is_seen():
         net(torch.randn(2, 8, 5))
 
 
+class CallsForward(Stack):
+    """Calls the forward of its layers, so that their hooks do not run."""
+
+    def forward(self, u):
+        for layer in self.layers:
+            u = layer.forward(u)
+        return u
+
+
+def test_a_network_that_calls_forward_of_its_layers_is_refused_in_one_line_at_the_first_call():
+    net, x = CallsForward(ResidualMLP(WIDTH) for _ in range(3)).eval(), torch.randn(2, 5, WIDTH)
+    before = net(x)
+    ada = tp.adapt(net)
+    message = r"^expected the layers of 'layers' to be called as modules, got a CallsForward that [^\n]*$"
+    with pytest.raises(ValueError, match=message):
+        ada(x)
+    assert torch.equal(tp.unadapt(ada)(x), before)
+
+
+class Either(Stack):
+    """Leaves its layers out, or not, and calls the forward of another module."""
+
+    def forward(self, u, skip):
+        if not skip:
+            for layer in self.layers:
+                u = layer(u)
+        return nn.Tanh().forward(u)
+
+
+def test_a_network_that_calls_its_layers_and_forward_of_others_is_not():
+    net, x = Either(ResidualMLP(WIDTH) for _ in range(3)).eval(), torch.randn(2, 5, WIDTH)
+    before = net(x, skip=False)
+    assert torch.equal(tp.adapt(net)(x, skip=False), before)
+
+
+def test_squeezebert_is_refused():
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+    groups = {f"{name}_groups": 2 for name in ("q", "k", "v", "intermediate", "output")}
+    sizes = {"hidden_size": 16, "embedding_size": 16, "num_attention_heads": 2, "intermediate_size": 32}
+    config = transformers.SqueezeBertConfig(vocab_size=50, num_hidden_layers=3, **sizes, **groups)
+    net = tp.adapt(transformers.SqueezeBertModel(config).eval())
+    with pytest.raises(ValueError, match=r"^expected the layers of 'encoder.layers' to be called as modules"):
+        net(torch.randint(50, (2, 6)))
+
+
 class Towers(nn.Module):
     """Two runs, of one of which nothing is known."""
 

@@ -1,6 +1,7 @@
 """Installing and removing the hooks by which a network's own layers drive a halting loop."""
 
 import inspect
+import re
 from collections.abc import Iterable
 from typing import Any
 
@@ -53,10 +54,14 @@ def install(
     """
     pairs = [*pairs]
     above: dict[str, tuple[nn.Module, list[LayerRun]]] = {}
+    owned: dict[int, list[LayerRun]] = {}
     for found, run in pairs:
+        caller = net
         for name, module in ancestors(net, found.owner):
             if not isinstance(module, nn.ModuleList | nn.ModuleDict):
                 above.setdefault(name, (module, []))[1].append(run)
+                caller = module  # the innermost one in the end
+        owned.setdefault(id(caller), []).append(run)
         repeated = len({id(layer) for layer in found.layers}) < len(found.layers)
         for index, layer in enumerate({id(layer): layer for layer in found.layers}.values()):
             hook = LayerHook(run, None if repeated else index)
@@ -65,7 +70,9 @@ def install(
         names = _arguments(module)
         mask = next(((name, names.index(name)) for name in MASKS if name in names), None)
         padding = mask is not None and MASKS[mask[0]]
-        scope = ScopeHook(runs, mask, padding, inherits=names[:1] not in [[name] for name in OTHER_INPUTS])
+        inherits = names[:1] not in [[name] for name in OTHER_INPUTS]
+        direct = owned.get(id(module), []) if _calls_forward(module) else []
+        scope = ScopeHook(runs, mask, padding, inherits, direct)
         _watch(module, scope)
     for module in around:
         _watch(module, ScopeHook([run for _, run in pairs], ("attention_mask", -1)))
@@ -132,6 +139,15 @@ def _drives(hook: Any, runs: list[nn.Module]) -> bool:
     """Whether a hook of a layer, or of a module around layers, belongs to one of these runs."""
     driven = (hook.run,) if isinstance(hook, LayerHook) else hook.__self__.runs
     return any(run is each for run in driven for each in runs)
+
+
+def _calls_forward(module: nn.Module) -> bool:
+    """Whether the source of a module's ``forward`` calls that of others directly, without their hooks."""
+    try:
+        source = inspect.getsource(inspect.unwrap(type(module).forward))
+    except (OSError, TypeError):
+        return False
+    return re.search(r"(?<!super\(\))\.forward\(", source) is not None
 
 
 def _arguments(module: nn.Module) -> list[str]:

@@ -23,6 +23,7 @@ from torchpact.core.thresholds import Thresholds, spelled
 from torchpact.nn.criteria.records import from_record
 
 HEADS, RECORD, BACKBONE = "torchpact.safetensors", "torchpact.json", "model.safetensors"
+INDEX = "model.safetensors.index.json"
 CARD = "README.md"
 
 
@@ -184,18 +185,14 @@ def _save_backbone(root: nn.Module, folder: Path) -> None:
 
 def _from_checkpoint(folder: Path, heads: Heads | None, options: Mapping[str, Any]) -> Any:
     """Load a checkpoint whose weights hold those of heads, too, as a trainer writes it."""
-    from safetensors.torch import load_file
-
     file = folder / "config.json"
     config = _json(file) if file.is_file() else {}
     if not isinstance(config, dict) or NAME not in config:
         raise FileNotFoundError(f"expected {RECORD}, or a config.json of an adapted network, in {folder}")
-    if not (folder / BACKBONE).is_file():
-        raise FileNotFoundError(f"expected {BACKBONE} in {folder}")
+    weights = _weights(folder)
     kind = _transformers_class(folder)
     net = kind(kind.config_class.from_pretrained(folder, **options))
     again = _adapted(net, _config(config[NAME], file), heads, file)
-    weights: dict[str, Tensor] = load_file(folder / BACKBONE)
     dtype = options.get("dtype")
     if isinstance(dtype, torch.dtype):
         weights = {key: each.to(dtype) if each.is_floating_point() else each for key, each in weights.items()}
@@ -209,6 +206,34 @@ def _from_checkpoint(folder: Path, heads: Heads | None, options: Mapping[str, An
             f"{'missing' if missing else 'not one of them'}"
         )
     return again.eval()
+
+
+def _weights(folder: Path) -> dict[str, Tensor]:
+    """Return the weights in a folder, of one file or of several with an index, as for large networks."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    index, names = folder / INDEX, {BACKBONE}
+    if not (folder / BACKBONE).is_file():
+        if not index.is_file():
+            raise FileNotFoundError(f"expected {BACKBONE} or {INDEX} in {folder}")
+        record = _json(index)
+        places = record.get("weight_map") if isinstance(record, dict) else None
+        names = set(places.values()) if isinstance(places, dict) and places else {None}
+        for name in names:
+            if not isinstance(name, str) or Path(name).name != name or not name.endswith(".safetensors"):
+                raise ValueError(
+                    f'expected "weight_map" with the names of files in {index}, got {name!r:.80}'
+                )
+    weights: dict[str, Tensor] = {}
+    for name in sorted(names):
+        if not (folder / name).is_file():
+            raise FileNotFoundError(f"expected {name}, which {INDEX} names, in {folder}")
+        try:
+            weights |= load_file(folder / name)
+        except SafetensorError as error:
+            raise ValueError(f"expected weights in {folder / name}: {one_line(error)}") from None
+    return weights
 
 
 def _adapted(net: Any, config: AdaptConfig, heads: Heads | None, file: Path) -> Any:

@@ -50,6 +50,8 @@ class ScopeHook:
             where the module has none.
         padding: Whether the mask is true where there is padding, as torch has it, rather than 0.
         inherits: Whether the padding is that of the module around it, where its own arguments tell none.
+        direct: Those of the runs whose layers' ``forward`` the module may call directly: hooks, which do not
+            run then, cannot make them halt.
 
     """
 
@@ -59,7 +61,9 @@ class ScopeHook:
         mask: tuple[str, int] | None = None,
         padding: bool = False,
         inherits: bool = True,
+        direct: Sequence[LayerRun] = (),
     ) -> None:
+        self.direct = tuple(direct)
         self.runs, self.mask, self.padding, self.inherits = tuple(runs), mask, padding, inherits
 
     def enter(self, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -71,7 +75,7 @@ class ScopeHook:
             weights, past = outer[-1].weights, outer[-1].past
         _set_scopes((*outer, Scope(self, weights, past, crosses, [], torch.is_grad_enabled(), [])))
 
-    def leave(self, _module: nn.Module, _args: tuple[Any, ...], _output: Any) -> None:
+    def leave(self, module: nn.Module, _args: tuple[Any, ...], _output: Any) -> None:
         """End the scope; a forward hook, called after errors too."""
         scopes, outer = scopes_now(), self._outer()
         _set_scopes(outer)
@@ -83,6 +87,13 @@ class ScopeHook:
                     f"expected all {call.run.max_steps} layers of {call.run.name!r} to be called one after "
                     "the other, got a call that left some out: leave this run out by where=, or set "
                     "layerdrop to 0"
+                )
+        for run in self.direct:
+            if run.enabled and not any(call.run is run for call in scopes[len(outer)].begun):
+                raise ValueError(
+                    f"expected the layers of {run.name!r} to be called as modules, got a "
+                    f"{type(module).__name__} that calls their forward, so that none of them can halt: leave "
+                    "this run out by where=, or have it call layer(…) instead of layer.forward(…)"
                 )
 
     def _outer(self) -> tuple[Scope, ...]:

@@ -294,12 +294,13 @@ def decide(loop: HaltingLoop, logits: Tensor) -> tuple[HaltingLoop, Tensor | Non
     return HaltingLoop(rules, taken, remaining, gate, ran, kept, output, frozen, memory, states), weight
 
 
-def go_on(loop: HaltingLoop, logits: Tensor | None = None) -> HaltingLoop:
-    """Move a loop on by a step after which no position halts: what :func:`decide` does then, in less time.
+def go_on(loop: HaltingLoop, logits: Tensor | None = None, steps: int = 1) -> HaltingLoop:
+    """Move a loop on by steps after which no position halts: what :func:`decide` does then, in less time.
 
     Args:
         loop: The loop before the decision: thresholded, not before its first one, and not one that may stop.
-        logits: As :func:`decide` takes them, if the loop keeps them.
+        logits: As :func:`decide` takes them, if the loop keeps them; then of one step.
+        steps: How many steps.
 
     Example:
         >>> loop = HaltingLoop.start("thresholded", max_steps=4, may_stop=False)
@@ -312,7 +313,8 @@ def go_on(loop: HaltingLoop, logits: Tensor | None = None) -> HaltingLoop:
     assert loop.steps is not None
     assert loop.gate is not None
     kept = loop.logits if logits is None else (*loop.logits, logits)
-    return loop._replace(taken=loop.taken + 1, steps=loop.steps + (loop.gate > 0), logits=kept)
+    ran = loop.steps + (loop.gate > 0).to(loop.steps.dtype) * steps
+    return loop._replace(taken=loop.taken + steps, steps=ran, logits=kept)
 
 
 def checked_logits(logits: Tensor, u: State, index: int, like: Tensor | None = None) -> Tensor:

@@ -49,6 +49,11 @@ class _Running(Executed):
         super().__init__(run)
         self.call, self.collectors, self.taken = call, collectors, 0
 
+    @property
+    def ended(self) -> bool:
+        """Whether all layers were called."""
+        return self.taken == self.run.max_steps
+
 
 class PatchedLayers:
     """What is called in the place of the layers of a run.
@@ -102,7 +107,7 @@ class PatchedLayers:
         """Return what a layer returns."""
         u = first_state(args, kwargs)
         running = Executed.on(u, self.run)
-        over = isinstance(running, _Running) and running.taken == self.run.max_steps
+        over = isinstance(running, _Running) and running.ended
         if (running is None or over) and layer is self.run.layers[0]:
             running = self._begun(u, CallArgs(args, kwargs))
         if not isinstance(running, _Running):
@@ -116,7 +121,7 @@ class PatchedLayers:
             )
         after = running.mark(running.call.layer(index, u, context))
         running.taken += 1
-        if running.taken == self.run.max_steps and running.collectors:
+        if running.ended and running.collectors:
             ponder = running.call.ponder()
             report(self.run, ponder, running.collectors)
         return after
@@ -133,7 +138,9 @@ class PatchedLayers:
             return None
         cached = context.update is not None
         call = self.runner.begin(u, _real(entry), entry.bounds, cached, in_place=not self._watched())
-        return _Running(self.run, call, entry.collectors)
+        running = _Running(self.run, call, entry.collectors)
+        scope.begun.append(running)
+        return running
 
     def _watched(self) -> bool:
         """Whether hooks of others see the states between layers, which must then be kept."""

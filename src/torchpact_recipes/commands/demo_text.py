@@ -27,7 +27,16 @@ from torchpact_recipes.pretrained import minilm
 from torchpact_recipes.report.text import Shown, write_text_page
 
 UPDATES, TAU = 320, 3.0
-HELD_OUT, SHOWN, TIMED = 200, 6, 32
+HELD_OUT, TIMED = 200, 32
+SENTENCES = (
+    "The film is too long, and the ending is easy to guess.",
+    "A warm, funny and quietly moving story about two brothers who have not spoken for years.",
+    "Nobody in the cast seems to know whether this is a comedy or a thriller.",
+    "What begins as a routine heist turns into a careful study of loyalty and guilt.",
+    "I laughed twice.",
+    "The photography is beautiful, the dialogue is not, and after an hour I stopped caring who had done it.",
+)
+"""What is shown: written for this page, so that nobody's review is. Nothing is measured on them."""
 ROOM = 2
 """Characters of a legend's field beside its number."""
 RAMP = ("#1c1b1a", "#f6d9c9", "#f4bda0", "#efa279", "#e88552", "#db6530", "#c2410c")
@@ -59,15 +68,17 @@ def demo_text(output: Path, iterations: int | None, tau: float | None, seed: int
     with console.status("comparing"):
         quality = making.compare(ada, teacher, tokenizer, held_out)
         found = making.words(ada, tokenizer, held_out)
+        shown = making.words(ada, tokenizer, SENTENCES)
     with console.status("deploying and measuring times"):
         fast = tp.deploy(ada, making.encode(tokenizer, held_out[:TIMED]))
         times = making.time_them(fast, teacher, tokenizer, held_out[:TIMED])
     layers = len(ada.torchpact.runs[0].heads) + 1
     what = (
         f"Trained for {updates} updates to give the embeddings of the original, τ = {tau:g}; sentences of "
-        "film reviews (Rotten Tomatoes, in the package vaderSentiment), measured on others."
+        "film reviews (Rotten Tomatoes, in the package vaderSentiment), measured on others. The texts below "
+        "were written for this page."
     )
-    page = write_text_page(output / "text.html", _page(found, quality, times, layers, what))
+    page = write_text_page(output / "text.html", _page(shown, found, quality, times, layers, what))
     tp.save_pretrained(ada, output / "minilm")
     seconds = time.monotonic() - started
     if as_json:
@@ -79,7 +90,7 @@ def demo_text(output: Path, iterations: int | None, tau: float | None, seed: int
                     "seed": seed,
                     "quality": quality._asdict(),
                     "times": times._asdict(),
-                    "words": [[list(word) for word in text] for text in found[:SHOWN]],
+                    "words": [[list(word) for word in text] for text in shown],
                     "seconds": seconds,
                     "files": [str(page), str(output / "minilm")],
                 },
@@ -87,7 +98,7 @@ def demo_text(output: Path, iterations: int | None, tau: float | None, seed: int
             )
         )
         return
-    _show(Console(), found[:SHOWN], quality, times, layers)
+    _show(Console(), shown, quality, times, layers)
     where, network = escape(str(page)), escape(str(output / "minilm"))
     Console().print(
         f"In {seconds:.0f} s. Open [bold]{where}[/bold]; the network is in {network}.", soft_wrap=True
@@ -124,7 +135,14 @@ def _train(
             raise Interrupted(message, signal.SIGINT) from None
 
 
-def _page(found: list[list[Word]], quality: Quality, times: Times, layers: int, what: str) -> Shown:
+def _page(
+    shown: list[list[Word]],
+    found: list[list[Word]],
+    quality: Quality,
+    times: Times,
+    layers: int,
+    what: str,
+) -> Shown:
     by_word: dict[str, list[int]] = defaultdict(list)
     counts = torch.zeros(layers)
     for word in (word for text in found for word in text if word.layers):
@@ -144,7 +162,7 @@ def _page(found: list[list[Word]], quality: Quality, times: Times, layers: int, 
         title="MiniLM gives words the layers they need",
         lead=what,
         tiles=tiles,
-        texts=found[:SHOWN],
+        texts=shown,
         layers=layers,
         shares=(counts / counts.sum().clamp(min=1)).tolist(),
         most=sorted(often, key=lambda row: (-row[1], -row[2], row[0]))[:12],

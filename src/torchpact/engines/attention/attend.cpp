@@ -14,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "attend_products.hpp"
 #include "attend_vectors.hpp"
 
 namespace {

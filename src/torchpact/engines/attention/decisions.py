@@ -1,6 +1,6 @@
 """Which tokens go on after a layer: the halting loop of a run of layers of attention."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -54,7 +54,10 @@ class Decisions:
             may_stop=not by_row,
             keeps_logits=spec.keeps_details,
         )
-        self._bounds = self._loop.rules.bounds if by_row else None
+        self._bounds: Sequence[float] | None = None
+        if by_row and isinstance(spec.mode, Thresholded):
+            self._bounds = self._loop.rules.bounds or [spec.mode.bound] * len(spec.heads)
+        self._unchanged = 0  # decisions at which no position halted, which the loop is yet to be told of
         if not self.adaptive:
             self._loop, _ = decide(self._loop, torch.zeros(*shape, 1, device=device))
         self._open: int | None = None  # positions that have not halted
@@ -81,11 +84,14 @@ class Decisions:
             found = _of_rows(head, moved)
             known = self._bounds is not None and self._loop.gate is not None
             if known and not bool(exceeds(found, self._bounds[index]).any()):  # type: ignore[index]
-                kept = self._logits(head, u, found, rows) if self.spec.keeps_details else None
-                self._loop = go_on(self._loop, kept)
+                if self.spec.keeps_details:
+                    self._loop = go_on(self._loop, self._logits(head, u, found, rows))
+                else:
+                    self._unchanged += 1
                 return None
         elif isinstance(head, CriterionHead):
             found = self._asking.logits(head.module, index, before, u, own, moved, rows)
+        self._catch_up()
         self._loop, _ = decide(self._loop, self._logits(head, u, found, rows))
         gate = self._loop.gate
         assert gate is not None
@@ -98,7 +104,13 @@ class Decisions:
 
     def end(self) -> None:
         """Draw the noise of the layers that no token runs."""
+        self._catch_up()
         self._loop.draw_the_rest()
+
+    def _catch_up(self) -> None:
+        """Tell the loop of the decisions at which no position halted."""
+        if self._unchanged:
+            self._loop, self._unchanged = go_on(self._loop, steps=self._unchanged), 0
 
     def ponder(self) -> Ponder:
         """Return what every position did; padding weighs 0.
@@ -109,6 +121,7 @@ class Decisions:
         """
         if self._loop.remaining is None:
             raise ValueError("expected at least one layer before the ponder, got none")
+        self._catch_up()
         ponder = self._loop.ponder()
         weights = None
         if self.real is not None and ponder.steps.shape[1:] == (self.shape[1], 1):

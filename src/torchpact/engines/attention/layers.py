@@ -6,10 +6,13 @@ one batch; keys and values of all real tokens of examples that have active ones,
 examples. Padding is not computed, and stays as it is.
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from torchpact.core.ponder import Ponder
+from torchpact.core.state import versions
 from torchpact.engines.attention.criteria import Scope, scope_of
 from torchpact.engines.attention.decisions import Decisions
 from torchpact.engines.attention.packed_layer import PackedLayer, Rotary, prepared, rotary_of
@@ -136,6 +139,7 @@ class LayersRun:
         self._written = None if self.real is None else self.real.flatten().nonzero().squeeze(1)
         self._rotary: dict[int, tuple[Rotary, Selection | None, tuple[Rotary, Rotary], Rotary]] = {}
         self._last: Tensor | None = None
+        self._moved: tuple[Selection, Tensor, Any] | None = None
         self._stacked: tuple[Rotary | None, Tensor, int, Tensor, Tensor] | None = None
 
     def layer(self, index: int, u: Tensor, context: LayerContext) -> Tensor:
@@ -166,7 +170,8 @@ class LayersRun:
         own = x  # the active ones
         if selection.picks is not None:
             assert selection.rows is not None
-            own = flat.index_select(0, selection.rows)
+            known = self._moved_last(u, selection)
+            own = flat.index_select(0, selection.rows) if known is None else known
         queries, keys, values = layer.project(x, own, selection.picks, *self._rotary_of(context, selection))
         if self.cached:
             keys, values = self._update(keys, values, selection.keys, context)
@@ -179,7 +184,7 @@ class LayersRun:
         else:
             after = u if self.in_place and u is self._last else u.clone(memory_format=torch.contiguous_format)
             after.view(flat.shape).index_copy_(0, selection.rows, moved)
-        self._last = after
+        self._last, self._moved = after, (selection, moved, versions(after))
         if index + 1 < len(self.runner.layers) and self._decisions.adaptive:
             active = self._decisions.after(index, after, moved, selection.rows, u, own)
             if active is not None:
@@ -187,6 +192,13 @@ class LayersRun:
                 if self._selection is None:
                     self._decisions.end()
         return after
+
+    def _moved_last(self, u: Tensor, selection: Selection) -> Tensor | None:
+        """Return the active tokens, if they are those of the layer before, and nobody has changed them."""
+        if self._moved is None or u is not self._last or self._moved[0] is not selection:
+            return None
+        _, moved, version = self._moved
+        return moved if version is not None and versions(u) == version else None
 
     def ponder(self) -> Ponder:
         """Return what every position did; padding weighs 0.

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from torchpact.engines.attention.panels import FEW, PanelProduct, panels_fit
 from torchpact.specs.attention import Projection
 
 Function = Callable[[Tensor], Tensor]
@@ -35,7 +36,7 @@ PROBE = (512, 256, 768)
 
 
 class PackedLinear:
-    """A projection and an activation, for rows: weights are copied into the layout that is fastest.
+    """A projection and an activation, for rows: weights are copied into the layout that is fastest for them.
 
     Args:
         projection: The layer; its weights are read now.
@@ -65,26 +66,42 @@ class PackedLinear:
     def _lay_out(self, weight: Tensor, bias: Tensor | None, activation: Function | None) -> None:
         self.weight, self.bias, self.given = weight, bias, activation
         name = "" if activation is None else activation_name(activation)
+        known = bool(name) or activation is None
         self.activation = FUNCTIONS.get(name, activation)
+        self.name = name if known and panels_fit(weight) else None
         self.fused: tuple[str, str] | None = None
         if weight.device.type == "cpu" and packing_pays(weight.dtype):
-            self.weight, self.fused = packed_weight(weight), FUSED[""]
-            if name in FUSED and (name or activation is None):
-                self.fused, self.activation = FUSED[name], None
+            self.fused = FUSED[name] if known and name in FUSED else FUSED[""]
+            if known and name in FUSED:
+                self.activation = None
+        # made when they are first needed, which may be never: a network is often called with few rows only
+        self.panels: PanelProduct | None = None
+        self.packed: Tensor | None = None
 
     def __getstate__(self) -> tuple[Tensor, Tensor | None, Function | None]:
-        # what oneDNN has laid out cannot be copied
-        return (self.weight.to_dense() if self.weight.is_mkldnn else self.weight), self.bias, self.given
+        return self.weight, self.bias, self.given  # what oneDNN has laid out cannot be copied
 
     def __setstate__(self, state: tuple[Tensor, Tensor | None, Function | None]) -> None:
         self._lay_out(*state)
 
+    def for_few(self) -> PanelProduct:
+        """Return the product for few rows, where :attr:`name` says that there is one."""
+        panels = self.panels
+        if panels is None:
+            assert self.name is not None
+            panels = self.panels = PanelProduct(self.weight, self.bias, self.name)
+        return panels
+
     def __call__(self, x: Tensor) -> Tensor:
         """Return the outputs of rows, (rows, inputs)."""
+        if self.name is not None and len(x) <= FEW and x.dtype == self.weight.dtype:
+            return self.for_few()(x)
         if self.fused is None:
             y = F.linear(x, self.weight, self.bias)
         else:
-            y = packed_product(x, self.weight, self.bias, *self.fused)
+            if self.packed is None:
+                self.packed = packed_weight(self.weight)
+            y = packed_product(x, self.packed, self.bias, *self.fused)
         return y if self.activation is None else self.activation(y)
 
 

@@ -5,7 +5,8 @@ from torch import Tensor
 
 from torchpact.engines.attention.linear import PackedLinear
 from torchpact.engines.attention.native import attend_natively, native_problem
-from torchpact.engines.attention.norms import fused_norm
+from torchpact.engines.attention.norms import RowNorm, fused_norm
+from torchpact.engines.attention.panels import FEW, LayerFinish
 from torchpact.engines.attention.ragged import Ragged, Ranges, Selection
 from torchpact.engines.attention.rectangles import attend_in_rectangles
 from torchpact.specs.attention import AttentionLayer, concatenated
@@ -38,12 +39,15 @@ class PackedLayer:
         self.gate = None if spec.gate is None else PackedLinear(spec.gate, spec.activation)
         self.up = PackedLinear(spec.up, None if spec.gate is not None else spec.activation)
         self.down = PackedLinear(spec.down, factor=spec.scale2)
-        self.norm1, self.norm2 = (fused_norm(norm) or norm for norm in (spec.norm1, spec.norm2))
+        self.native = native_problem(spec.dtype, spec.device, spec.head_size) is None
+        self.norm1, self.norm2 = (RowNorm(norm, self.native) for norm in (spec.norm1, spec.norm2))
         self.q_norm, self.k_norm = (
             norm and (fused_norm(norm) or norm) for norm in (spec.q_norm, spec.k_norm)
         )
+        fused = [each is None or each.name is not None for each in self._products()]
+        self.may_fuse = all(fused) and None not in (self.norm1.told(), self.norm2.told())
+        self.few: LayerFinish | None = None  # made when it is first needed
         self.scale = spec.head_size**-0.5 if spec.scale is None else spec.scale
-        self.native = native_problem(spec.dtype, spec.device, spec.head_size) is None
 
     def project(
         self,
@@ -67,16 +71,17 @@ class PackedLayer:
         heads, shared, size = spec.heads, spec.kv_heads, spec.head_size
         x = self.norm1(u) if spec.order == "pre" else u
         if self.fused is not None and (picks is None or self.query is None):
-            projected = self.fused(x).unflatten(1, (heads + 2 * shared, size))
+            projected = self.fused(x).view(-1, heads + 2 * shared, size)
             if picks is None and rotary is not None and self.q_norm is None and self.k_norm is None:
                 both = rotated(projected[:, : heads + shared], rotary)
                 return both[:, :heads], both[:, heads:], projected[:, heads + shared :]
-            queries, keys, values = projected.split((heads, shared, shared), 1)
+            queries, keys = projected[:, :heads], projected[:, heads : heads + shared]
+            values = projected[:, heads + shared :]
             queries = queries if picks is None else queries.index_select(0, picks)
         else:
             assert self.query is not None
             own = active if spec.order == "post" else x if picks is None else x.index_select(0, picks)
-            queries = self.query(own).unflatten(1, (heads, size))
+            queries = self.query(own).view(-1, heads, size)
             keys, values = self._keys_and_values(x)
         queries = queries if self.q_norm is None else self.q_norm(queries)
         keys = keys if self.k_norm is None else self.k_norm(keys)
@@ -95,7 +100,7 @@ class PackedLayer:
     def _keys_and_values(self, x: Tensor) -> tuple[Tensor, Tensor]:
         assert self.key_value is not None
         shared = self.spec.kv_heads
-        projected = self.key_value(x).unflatten(1, (2 * shared, self.spec.head_size))
+        projected = self.key_value(x).view(-1, 2 * shared, self.spec.head_size)
         return projected[:, :shared], projected[:, shared:]
 
     def attend(
@@ -115,14 +120,29 @@ class PackedLayer:
 
     def finish(self, u: Tensor, attended: Tensor) -> Tensor:
         """Return rows after the layer, from what they were and what they saw."""
-        spec = self.spec
-        moved: Tensor = self.out(attended).add_(u)
-        if spec.order == "post":
-            moved = self.norm1(moved)
-        x = moved if spec.order == "post" else self.norm2(moved)
+        if len(u) <= FEW and self.may_fuse and u.dtype == attended.dtype == self.spec.dtype:
+            return self._finish_of_few()(u.contiguous(), attended.contiguous())
+        post = self.spec.order == "post"
+        moved = self.out(attended)
+        x = (self.norm1 if post else self.norm2).of_sum(moved, u, in_place=post)
+        if post:
+            moved = x
         hidden = self.up(x) if self.gate is None else self.gate(x).mul_(self.up(x))
-        moved = self.down(hidden).add_(moved)
-        return self.norm2(moved) if spec.order == "post" else moved
+        after = self.down(hidden)
+        return self.norm2.of_sum(after, moved, in_place=True) if post else after.add_(moved)
+
+    def _finish_of_few(self) -> LayerFinish:
+        made = self.few
+        if made is None:
+            products = [None if each is None else each.for_few() for each in self._products()]
+            first, second = self.norm1.told(), self.norm2.told()
+            assert first is not None
+            assert second is not None
+            made = self.few = LayerFinish(products, (first, second), self.spec.order == "post")
+        return made
+
+    def _products(self) -> tuple[PackedLinear | None, ...]:
+        return self.out, self.gate, self.up, self.down
 
 
 def rotated(x: Tensor, rotary: Rotary) -> Tensor:
