@@ -8,6 +8,7 @@ from torch.nn import functional as F
 
 from torchpact.core.ponder import Ponder, is_unknown, unknown, without_details
 from torchpact.engines.base import NO_CONTEXT, NetworkRunner, Runner, Unsupported
+from torchpact.engines.threads import one_thread_if_busy
 from torchpact.nn.conv_units import join_patches, join_ponder
 from torchpact.specs import NetworkSpec
 from torchpact.specs.blocks import Bounds
@@ -49,12 +50,14 @@ class BlockByBlock(NetworkRunner):
                 ponder = without_details(ponder, nan)
             ponders.append(ponder._replace(name=block.label, price=block.price))
         scale, shift = self._norm
-        pooled = torch.addcmul(shift, u, scale).relu_().mean((2, 3))
-        return F.linear(pooled, *self._classifier), ponders
+        with one_thread_if_busy():
+            pooled = torch.addcmul(shift, u, scale).relu_().mean((2, 3))
+            return F.linear(pooled, *self._classifier), ponders
 
     def stem(self, images: Tensor) -> Tensor:
         """Return what the first block is given."""
-        return F.conv2d(images.contiguous(memory_format=torch.channels_last), self._stem_weight, padding=1)
+        with one_thread_if_busy():
+            return F.conv2d(images.contiguous(memory_format=torch.channels_last), self._stem_weight, padding=1)
 
 
 class Whole(NetworkRunner):

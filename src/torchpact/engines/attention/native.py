@@ -15,6 +15,7 @@ from torch import Tensor
 from torchpact.engines.attention.ragged import Ragged
 from torchpact.engines.base import Unsupported
 from torchpact.engines.cpp_build import MAX_THREADS, load_library, switched_off
+from torchpact.engines.threads import kernel_threads
 
 SOURCE = Path(__file__).with_name("attend.cpp")
 PRECISIONS = (torch.float32, torch.bfloat16)
@@ -93,7 +94,7 @@ def attend_natively(queries: Tensor, keys: Tensor, values: Tensor, scale: float,
         kv_heads=keys.size(1),
         size=size,
         bfloat16=queries.dtype == torch.bfloat16,
-        threads=max(min(torch.get_num_threads(), MAX_THREADS), 1),
+        threads=kernel_threads(MAX_THREADS),
     )
     library().torchpact_attend(byref(call))
     return output

@@ -1,0 +1,332 @@
+// Threads that share the work of a kernel, also on a machine whose cores are busy with other programs.
+//
+// A leader, the calling thread, runs the kernel; where work can be shared it cuts it into as many parts as the
+// team has members and offers them. Helpers take parts as they come; parts that no helper has taken when the
+// leader has done its own are done by the leader. So it never waits for a thread that has lost its core, unless
+// that thread is in the middle of a part. Who waits spins for some microseconds and then sleeps: on a busy
+// machine a spinning thread uses up the time that its own process is given. The parts depend on the size of
+// the team alone, not on who does them, so that sums are added in the same order every time.
+//
+// Helpers are the threads of OpenMP, which torch has, too: they spin between regions, and a second pool beside
+// them would have to share their cores. But an OpenMP region ends only when all of its threads have come. So
+// once a region was without a core, or had to wait for a thread that was, helpers are for a while those of a
+// pool of our own, which need not come at all, and get whole examples only.
+
+#pragma once
+
+#include <omp.h>
+#include <pthread.h>
+#include <sched.h>
+#include <signal.h>
+#include <time.h>
+
+#include <algorithm>
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <cstdlib>
+#include <mutex>
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+namespace {
+
+using Nanoseconds = int64_t;
+constexpr Nanoseconds MICROSECOND = 1000, MILLISECOND = 1000 * MICROSECOND, SECOND = 1000 * MILLISECOND;
+
+constexpr int MOST_MEMBERS = 56;                        // of a team, a bit each beside the team's size
+constexpr Nanoseconds SPIN_ALONE = 1000 * MICROSECOND;  // before a thread sleeps,
+constexpr Nanoseconds SPIN_BUSY = 50 * MICROSECOND;     // and where others want the cores
+constexpr Nanoseconds LOST = MILLISECOND / 2;           // without a core in a region: the machine is busy,
+constexpr Nanoseconds REMEMBERED = 100 * MILLISECOND;   // and is thought to be for as long
+
+inline Nanoseconds clock_of(clockid_t which) {
+    timespec now;
+    clock_gettime(which, &now);
+    return now.tv_sec * SECOND + now.tv_nsec;
+}
+
+inline Nanoseconds now() { return clock_of(CLOCK_MONOTONIC); }
+
+inline void pause() {
+#if defined(__x86_64__)
+    _mm_pause();
+#elif defined(__aarch64__)
+    asm volatile("yield");
+#endif
+}
+
+// Until when the machine is thought to be busy.
+inline std::atomic<Nanoseconds> busy_until{0};
+
+inline bool is_busy() { return now() < busy_until.load(std::memory_order_relaxed); }
+
+inline void note_busy() { busy_until.store(now() + REMEMBERED, std::memory_order_relaxed); }
+
+inline bool waits_passively() {
+    static const bool passive = [] {
+        const char* policy = std::getenv("OMP_WAIT_POLICY");
+        return policy && (policy[0] == 'p' || policy[0] == 'P');
+    }();
+    return passive;
+}
+
+// Spin until a condition holds, or for some time; return whether it holds.
+template <typename Condition>
+bool spin_until(const Condition& holds, Nanoseconds most) {
+    if (waits_passively()) return holds();
+    for (Nanoseconds end = 0;;) {
+        for (int i = 0; i < 64; ++i) {
+            if (holds()) return true;
+            pause();
+        }
+        const Nanoseconds time = now();
+        if (!end) end = time + most;
+        if (time > end) return holds();
+    }
+}
+
+// What a leader and its helpers share.
+class Board {
+   public:
+    // Do `work(part, member)` for all parts, a part for each member.
+    template <typename Work>
+    void share(int members, Nanoseconds spin, const Work& work) {
+        if (members == 1) return work(0, 0);
+        call = [](const void* which, int part, int member) { (*static_cast<const Work*>(which))(part, member); };
+        context = &work;
+        left.store(members, std::memory_order_relaxed);
+        const uint64_t all = (uint64_t{1} << members) - 1;
+        offers.store(uint64_t(members) << MOST_MEMBERS | (all & ~uint64_t{1}), std::memory_order_seq_cst);
+        if (sleepers.load(std::memory_order_seq_cst)) {
+            std::lock_guard<std::mutex> hold(lock);
+            come.notify_all();
+        }
+        work(0, 0);
+        done();
+        while (take_one(0)) {}
+        const auto finished = [this] { return left.load(std::memory_order_acquire) == 0; };
+        if (spin_until(finished, spin)) return;
+        std::unique_lock<std::mutex> hold(lock);
+        leader_sleeps.store(true, std::memory_order_seq_cst);
+        ready.wait(hold, [this] { return left.load(std::memory_order_seq_cst) == 0; });
+        leader_sleeps.store(false, std::memory_order_relaxed);
+    }
+
+    // Do parts as one of the members until the board is closed.
+    void help(int member, Nanoseconds spin) {
+        const auto called = [this, member] { return closed.load() || has_offer(member); };
+        for (;;) {
+            while (take_one(member)) {}
+            if (closed.load()) return;
+            if (spin_until(called, spin)) continue;
+            std::unique_lock<std::mutex> hold(lock);
+            sleepers.fetch_add(1, std::memory_order_seq_cst);
+            come.wait(hold, called);
+            sleepers.fetch_sub(1, std::memory_order_relaxed);
+        }
+    }
+
+    void close() {
+        std::lock_guard<std::mutex> hold(lock);
+        closed.store(true);
+        come.notify_all();
+    }
+
+   private:
+    alignas(64) std::atomic<uint64_t> offers{0};  // the members of the team, and a bit for each part not taken
+    alignas(64) std::atomic<int> left{0};         // parts that are not done
+    std::atomic<bool> leader_sleeps{false};
+    alignas(64) std::atomic<int> sleepers{0};
+    std::atomic<bool> closed{false};
+    void (*call)(const void*, int, int) = nullptr;
+    const void* context = nullptr;
+    std::mutex lock;
+    std::condition_variable come, ready;
+
+    static uint64_t parts_of(uint64_t word) { return word & ((uint64_t{1} << MOST_MEMBERS) - 1); }
+
+    bool has_offer(int member) const {
+        const uint64_t word = offers.load(std::memory_order_seq_cst);
+        return parts_of(word) && member < int(word >> MOST_MEMBERS);
+    }
+
+    // Its own part first: the data that it worked on before are near. A late thread takes what is offered then,
+    // which may be another leader's work; so the word says for how many members there is memory.
+    bool take_one(int member) {
+        uint64_t word = offers.load(std::memory_order_acquire);
+        for (;;) {
+            const uint64_t parts = parts_of(word), own = uint64_t{1} << member;
+            if (!parts || member >= int(word >> MOST_MEMBERS)) return false;
+            const uint64_t bit = parts & own ? own : parts & -parts;
+            if (!offers.compare_exchange_weak(word, word & ~bit, std::memory_order_acq_rel)) continue;
+            call(context, __builtin_ctzll(bit), member);
+            done();
+            return true;
+        }
+    }
+
+    void done() {
+        if (left.fetch_sub(1, std::memory_order_seq_cst) != 1 || !leader_sleeps.load(std::memory_order_seq_cst))
+            return;
+        std::lock_guard<std::mutex> hold(lock);
+        ready.notify_one();
+    }
+};
+
+// The threads of our own. They never end, and the board outlives the program's static objects.
+class Pool {
+   public:
+    std::mutex leader;  // one at a time
+    Board board;
+
+    // Make helpers for a team, as far as the system lets us.
+    void grow(int members) {
+        for (; helpers < members - 1; ++helpers) {
+            pthread_t thread;
+            sigset_t all, before;
+            sigfillset(&all);
+            pthread_sigmask(SIG_SETMASK, &all, &before);  // signals are for the program's own threads
+            Seat* seat = new Seat{this, helpers + 1};
+            const bool failed = pthread_create(&thread, nullptr, &Pool::run, seat);
+            pthread_sigmask(SIG_SETMASK, &before, nullptr);
+            if (failed) {
+                delete seat;
+                return;
+            }
+            pthread_detach(thread);
+        }
+    }
+
+    static Pool& instance() {
+        static std::atomic<Pool*>& pool = made();
+        return *pool.load();
+    }
+
+   private:
+    struct Seat {
+        Pool* pool;
+        int member;
+    };
+    int helpers = 0;
+
+    static void* run(void* given) {
+        const Seat seat = *static_cast<Seat*>(given);
+        delete static_cast<Seat*>(given);
+        seat.pool->board.help(seat.member, SPIN_BUSY);
+        return nullptr;
+    }
+
+    // A fork has none of the threads, neither ours nor those of OpenMP, which would be waited for.
+    static std::atomic<Pool*>& made() {
+        static std::atomic<Pool*> pool{new Pool};
+        pthread_atfork(nullptr, nullptr, [] {
+            pool.store(new Pool);
+            busy_until.store(INT64_MAX, std::memory_order_relaxed);
+        });
+        return pool;
+    }
+};
+
+// If not 0, so many CPUs are there as far as teams are concerned, for tests.
+inline std::atomic<int> pretended_cpus{0};
+
+// As many members as were asked for, unless fewer CPUs may be used: others would only be waited for.
+inline int allowed(int members) {
+    if (omp_in_parallel()) return 1;
+    members = std::min({members, MOST_MEMBERS, omp_get_thread_limit()});
+    if (const int cpus = pretended_cpus.load(std::memory_order_relaxed)) return std::min(members, cpus);
+#if defined(__linux__)
+    cpu_set_t cpus;  // threads that OpenMP has bound have one CPU each
+    if (members > 1 && omp_get_proc_bind() == omp_proc_bind_false && !sched_getaffinity(0, sizeof cpus, &cpus))
+        members = std::min(members, CPU_COUNT(&cpus));
+#endif
+    return std::max(members, 1);
+}
+
+// What a leader shares its work by.
+class Team {
+   public:
+    const int members;
+    const bool is_together;  // so that short stages can be shared; else a member may have no core for long
+    Team(Board& board, int members, bool is_together)
+        : members(members), is_together(is_together), board(board) {}
+
+    template <typename Work>
+    void share(const Work& work) {
+        board.share(members, is_together ? SPIN_ALONE : SPIN_BUSY, work);
+    }
+
+    // Do `work(index, member)` for all of a number of things, which threads take one by one.
+    template <typename Work>
+    void each(long count, const Work& work) {
+        if (count == 1) return work(0, 0);
+        std::atomic<long> next{0};
+        if (count) share([&](int, int member) {
+            for (long i; (i = next.fetch_add(1, std::memory_order_relaxed)) < count;) work(i, member);
+        });
+    }
+
+   private:
+    Board& board;
+};
+
+// Run `lead(team)`, in a team of at most so many threads.
+template <typename Lead>
+void in_team(int members, const Lead& lead) {
+    members = allowed(members);
+    if (members == 1) {
+        Board board;
+        Team team(board, 1, true);
+        return lead(team);
+    }
+    const Nanoseconds start = now(), worked = clock_of(CLOCK_THREAD_CPUTIME_ID);
+    Nanoseconds waited = 0;
+    // threads that OpenMP binds would hand their one CPU down to ours
+    if (omp_get_proc_bind() != omp_proc_bind_false || !is_busy()) {
+        Board board;
+        Nanoseconds end = 0;
+#pragma omp parallel num_threads(members)
+        if (omp_get_thread_num() == 0) {
+            Team team(board, omp_get_num_threads(), true);
+            lead(team);
+            board.close();
+            end = now();
+        } else {
+            board.help(omp_get_thread_num(), SPIN_ALONE);
+        }
+        waited = now() - end;
+    } else {
+        Pool& pool = Pool::instance();
+        std::unique_lock<std::mutex> only(pool.leader, std::try_to_lock);
+        Board own;  // where another leader has the helpers
+        if (only) pool.grow(members);
+        Team team(only ? pool.board : own, members, false);
+        lead(team);
+    }
+    const Nanoseconds slept = now() - start - (clock_of(CLOCK_THREAD_CPUTIME_ID) - worked);
+    if (slept > LOST || waited > LOST) note_busy();
+}
+
+}  // namespace
+
+extern "C" {
+
+// Whether others wanted the cores of late.
+int32_t torchpact_is_busy() { return is_busy(); }
+
+// Set how many threads torch uses when it is called by this thread; return how many it has used.
+int32_t torchpact_torch_threads(int32_t count) {
+    const int before = omp_get_max_threads();
+    omp_set_num_threads(count);
+    return before;
+}
+
+// For tests: as if there were so many CPUs, and the machine were busy for ever, or not; 0 CPUs: as it is.
+void torchpact_pretend(int32_t cpus, int32_t busy) {
+    pretended_cpus.store(cpus);
+    busy_until.store(busy ? INT64_MAX : 0);
+}
+}
