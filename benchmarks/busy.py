@@ -7,7 +7,9 @@ turns, while as many other processes as ``busy`` says do nothing but count. ``to
 network of the zoo, deployed; ``openvino`` is the plain network of equal depth, in single precision. ``old``
 is torchpact from another source folder, if one is given. ``slowdown`` is the median of the calls of all turns
 divided by that of the same contender when nothing competes; ``slowdown_p90`` and ``slowdown_mean`` are the
-same of the 90th percentile and the mean, which short calls that lose their core now and then need. Rows of the cases that are measured replace those of earlier runs in the CSV.
+same of the 90th percentile and the mean, which tell of short calls that lose their core now and then. A turn
+in which other programs took more than a tenth of a core is repeated, but not for ever: ``disturbed`` is the
+share of turns that stayed so. Rows of the cases that are measured replace those of earlier runs in the CSV.
 """
 
 import argparse
@@ -24,7 +26,9 @@ from typing import IO
 
 CASES = ("resnet32-1", "resnet32-64", "resnet110-1", "resnet110-64")
 NETWORKS = {"resnet32": ("psact_resnet32", "tau0.05"), "resnet110": ("psact_resnet110", "tau0.005")}
-KEY = ("case", "busy")
+COUNTING = "import os\nwhile os.getppid() == {}:\n    for _ in range(10**6): pass"
+PATIENCE = 4
+"""Tries of a turn that nobody is to disturb."""
 
 
 def call_of(contender: str, case: str) -> Callable[[], object]:
@@ -84,6 +88,30 @@ def turn(worker: "subprocess.Popen[str]", seconds: float) -> list[float]:
     return [float(word) for word in worker.stdout.readline().split()]
 
 
+def spent(processes: "list[subprocess.Popen[str]]") -> tuple[float, float, float]:
+    """Return seconds: of the clock; of all cores that were at work; of these processes."""
+    tick = os.sysconf("SC_CLK_TCK")
+    user, nice, system, _, _, *rest = map(int, Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9])
+    own = 0
+    for process in processes:
+        fields = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
+        own += int(fields[11]) + int(fields[12])
+    return time.monotonic(), (user + nice + system + sum(rest)) / tick, own / tick
+
+
+def undisturbed_turn(
+    worker: "subprocess.Popen[str]", seconds: float, processes: "list[subprocess.Popen[str]]"
+) -> tuple[list[float], bool]:
+    """Return the times of a turn, and whether others took part in it all the same."""
+    for _ in range(PATIENCE):
+        before = spent(processes)
+        times = turn(worker, seconds)
+        wall, used, own = (after - each for after, each in zip(spent(processes), before, strict=True))
+        if used - own < 0.1 * wall:
+            return times, False
+    return times, True
+
+
 def measured(case: str, arguments: argparse.Namespace) -> list[dict[str, object]]:
     """Return the rows of a case: one for each contender and each number of busy processes."""
     sources = {"torchpact": None, "openvino": None} | ({"old": arguments.old} if arguments.old else {})
@@ -98,34 +126,43 @@ def measured(case: str, arguments: argparse.Namespace) -> list[dict[str, object]
         assert worker.stdout is not None
         worker.stdout.readline()
         turn(worker, arguments.seconds)  # warms up
-    rows, alone = [], {}
+    rows: list[dict[str, object]] = []
+    alone: dict[str, list[float]] = {}
     for count in arguments.busy:
-        busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
+        busy = [
+            subprocess.Popen([sys.executable, "-c", COUNTING.format(os.getpid())], text=True)
+            for _ in range(count)
+        ]
         try:
             times: dict[str, list[float]] = {name: [] for name in workers}
+            disturbed = dict.fromkeys(workers, 0)
             for number in range(arguments.rounds):
                 for name in list(workers)[:: 1 if number % 2 else -1]:
-                    times[name] += turn(workers[name], arguments.seconds)
+                    processes = [*workers.values(), *busy]
+                    found, was = undisturbed_turn(workers[name], arguments.seconds, processes)
+                    times[name] += found
+                    disturbed[name] += was
         finally:
             for process in busy:
                 process.kill()
                 process.wait()
         for name, each in times.items():
             of_all = statistics.median(each), statistics.quantiles(each, n=10)[-1], statistics.mean(each)
-            found = [1e3 * seconds for seconds in of_all]
-            first = alone.setdefault(name, found)
+            ms = [1e3 * seconds for seconds in of_all]
+            first = alone.setdefault(name, ms)
             rows.append(
                 {
                     "case": case,
                     "busy": count,
                     "contender": name,
-                    "median_ms": round(found[0], 3),
-                    "p90_ms": round(found[1], 3),
-                    "mean_ms": round(found[2], 3),
-                    "slowdown": round(found[0] / first[0], 2),
-                    "slowdown_p90": round(found[1] / first[1], 2),
-                    "slowdown_mean": round(found[2] / first[2], 2),
+                    "median_ms": round(ms[0], 3),
+                    "p90_ms": round(ms[1], 3),
+                    "mean_ms": round(ms[2], 3),
+                    "slowdown": round(ms[0] / first[0], 2),
+                    "slowdown_p90": round(ms[1] / first[1], 2),
+                    "slowdown_mean": round(ms[2] / first[2], 2),
                     "calls": len(each),
+                    "disturbed": round(disturbed[name] / arguments.rounds, 2),
                 }
             )
             print(*rows[-1].values(), sep="\t", flush=True)

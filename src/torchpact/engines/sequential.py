@@ -56,8 +56,9 @@ class BlockByBlock(NetworkRunner):
 
     def stem(self, images: Tensor) -> Tensor:
         """Return what the first block is given."""
+        images = images.contiguous(memory_format=torch.channels_last)
         with one_thread_if_busy():
-            return F.conv2d(images.contiguous(memory_format=torch.channels_last), self._stem_weight, padding=1)
+            return F.conv2d(images, self._stem_weight, padding=1)
 
 
 class Whole(NetworkRunner):

@@ -39,7 +39,8 @@ constexpr Nanoseconds MICROSECOND = 1000, MILLISECOND = 1000 * MICROSECOND, SECO
 constexpr int MOST_MEMBERS = 56;                        // of a team, a bit each beside the team's size
 constexpr Nanoseconds SPIN_ALONE = 1000 * MICROSECOND;  // before a thread sleeps,
 constexpr Nanoseconds SPIN_BUSY = 50 * MICROSECOND;     // and where others want the cores
-constexpr Nanoseconds LOST = MILLISECOND / 2;           // without a core in a region: the machine is busy,
+constexpr Nanoseconds LOST = 2 * MILLISECOND;           // without a core in a region,
+constexpr Nanoseconds AGAIN = 50 * MILLISECOND;         // twice within such a time: the machine is busy,
 constexpr Nanoseconds REMEMBERED = 100 * MILLISECOND;   // and is thought to be for as long
 
 inline Nanoseconds clock_of(clockid_t which) {
@@ -63,7 +64,12 @@ inline std::atomic<Nanoseconds> busy_until{0};
 
 inline bool is_busy() { return now() < busy_until.load(std::memory_order_relaxed); }
 
-inline void note_busy() { busy_until.store(now() + REMEMBERED, std::memory_order_relaxed); }
+// A region that began then has lost its core. That happens now and then on a machine that has cores to spare.
+inline void note_loss(Nanoseconds begin) {
+    static std::atomic<Nanoseconds> last{-AGAIN};
+    const Nanoseconds time = now();
+    if (begin - last.exchange(time) < AGAIN) busy_until.store(time + REMEMBERED, std::memory_order_relaxed);
+}
 
 inline bool waits_passively() {
     static const bool passive = [] {
@@ -139,10 +145,10 @@ class Board {
     alignas(64) std::atomic<uint64_t> offers{0};  // the members of the team, and a bit for each part not taken
     alignas(64) std::atomic<int> left{0};         // parts that are not done
     std::atomic<bool> leader_sleeps{false};
+    alignas(64) void (*call)(const void*, int, int) = nullptr;
+    const void* context = nullptr;
     alignas(64) std::atomic<int> sleepers{0};
     std::atomic<bool> closed{false};
-    void (*call)(const void*, int, int) = nullptr;
-    const void* context = nullptr;
     std::mutex lock;
     std::condition_variable come, ready;
 
@@ -161,6 +167,7 @@ class Board {
             const uint64_t parts = parts_of(word), own = uint64_t{1} << member;
             if (!parts || member >= int(word >> MOST_MEMBERS)) return false;
             const uint64_t bit = parts & own ? own : parts & -parts;
+            __builtin_prefetch(&call);
             if (!offers.compare_exchange_weak(word, word & ~bit, std::memory_order_acq_rel)) continue;
             call(context, __builtin_ctzll(bit), member);
             done();
@@ -233,17 +240,30 @@ class Pool {
 // If not 0, so many CPUs are there as far as teams are concerned, for tests.
 inline std::atomic<int> pretended_cpus{0};
 
+// The CPUs that the calling thread may run on, asked for again after some milliseconds.
+inline int cpus_of_thread() {
+#if defined(__linux__)
+    static thread_local Nanoseconds asked = -SECOND;
+    static thread_local int known = MOST_MEMBERS;
+    const Nanoseconds time = now();
+    if (time - asked > 10 * MILLISECOND) {
+        cpu_set_t cpus;
+        const bool bound = omp_get_proc_bind() != omp_proc_bind_false;  // by OpenMP, to one CPU for each thread
+        known = !bound && !sched_getaffinity(0, sizeof cpus, &cpus) ? CPU_COUNT(&cpus) : MOST_MEMBERS;
+        asked = time;
+    }
+    return known;
+#else
+    return MOST_MEMBERS;
+#endif
+}
+
 // As many members as were asked for, unless fewer CPUs may be used: others would only be waited for.
 inline int allowed(int members) {
     if (omp_in_parallel()) return 1;
     members = std::min({members, MOST_MEMBERS, omp_get_thread_limit()});
     if (const int cpus = pretended_cpus.load(std::memory_order_relaxed)) return std::min(members, cpus);
-#if defined(__linux__)
-    cpu_set_t cpus;  // threads that OpenMP has bound have one CPU each
-    if (members > 1 && omp_get_proc_bind() == omp_proc_bind_false && !sched_getaffinity(0, sizeof cpus, &cpus))
-        members = std::min(members, CPU_COUNT(&cpus));
-#endif
-    return std::max(members, 1);
+    return std::max(std::min(members, cpus_of_thread()), 1);
 }
 
 // What a leader shares its work by.
@@ -307,7 +327,7 @@ void in_team(int members, const Lead& lead) {
         lead(team);
     }
     const Nanoseconds slept = now() - start - (clock_of(CLOCK_THREAD_CPUTIME_ID) - worked);
-    if (slept > LOST || waited > LOST) note_busy();
+    if (slept > LOST || waited > LOST) note_loss(start);
 }
 
 }  // namespace

@@ -68,6 +68,9 @@ class Image {
         return {map, places, entering ? s.in_row : s.row, known ? maps.inside : nullptr};
     }
 
+    // The lists that a part goes by: of a team each has its own, as caches of other cores are far.
+    const Seat<T>& lists(int part) const { return seats[team ? part : 0]; }
+
     float* total(int part) const { return maps.total + part * b.outputs; }
 
     // Where the last convolution of a unit adds to the state, and to the part's total of it.
@@ -78,10 +81,11 @@ class Image {
     void first_unit() {
         const UnitWeights w = unit_weights(b, 0);
         const T* input = static_cast<const T*>(call.input) + index * s.in_pixels * b.inputs;
-        std::copy(order.all, order.all + s.pixels, maps.active);
-        std::copy(order.all, order.all + s.pixels, maps.near);
         active = near = s.pixels;
         share([&](int part, int) {
+            if (part == 0 || team)
+                for (int32_t* list : {lists(part).active, lists(part).near})
+                    std::copy(order.all, order.all + s.pixels, list);
             shortcut(input, part);
             if (b.heads && b.local)
                 for (long i = begin(s.pixels, part); i < end(s.pixels, part); ++i) maps.live[order.all[i]] = 1;
@@ -132,32 +136,40 @@ class Image {
     void next_unit(int unit) {
         const UnitWeights w = unit_weights(b, unit);
         if (b.middle) {
-            narrow(w, maps.state, b.outputs, maps.near, maps.middle, maps.near, near);
-            widen(w, maps.middle, maps.active);
+            narrow(w, maps.state, b.outputs, nullptr, maps.middle, nullptr, near);
+            widen(w, maps.middle, nullptr);
             return;
         }
         activate(w.scale, w.shift, maps.near, near);
-        convolutions(w, maps.active_input, maps.near, b.outputs);
+        convolutions(w, maps.active_input, nullptr, b.outputs);
     }
 
-    // Both of a unit that has no others: at near pixels, then at active ones.
+    // Both of a unit that has no others: at near pixels, then at active ones. They lie at the places `from` in
+    // the source; null: at the same.
     void convolutions(const UnitWeights& w, const T* source, const int32_t* from, long inputs) {
         const long co = b.outputs;
         share([&](int part, int) {
-            convolve<T>({{w.conv1, 9, inputs, co}, around(source, from, inputs), {maps.near, maps.middle, w.bias1}},
+            const int32_t* places = lists(part).near;
+            convolve<T>({{w.conv1, 9, inputs, co},
+                         around(source, from ? from : places, inputs),
+                         {places, maps.middle, w.bias1}},
                         begin(near, part), end(near, part));
         });
         share([&](int part, int) {
-            convolve<T>({{w.conv2, 9, co, co}, around(maps.middle, maps.active, co), sums(maps.active, part)},
+            const int32_t* places = lists(part).active;
+            convolve<T>({{w.conv2, 9, co, co}, around(maps.middle, places, co), sums(places, part)},
                         begin(active, part), end(active, part));
         });
     }
 
-    // The first convolution of a bottleneck, from listed rows to listed places, with the batch norm before it.
+    // The first convolution of a bottleneck, from listed rows to listed places, with the batch norm before it;
+    // null: those of near pixels.
     template <typename S>
-    void narrow(const UnitWeights& w, const S* source, long inputs, const int32_t* from, T* target,
-                const int32_t* to, long count) {
+    void narrow(const UnitWeights& w, const S* source, long inputs, const int32_t* given_from, T* target,
+                const int32_t* given_to, long count) {
         share([&](int part, int member) {
+            const int32_t* from = given_from ? given_from : lists(part).near;
+            const int32_t* to = given_to ? given_to : lists(part).near;
             T* rows = seats[member].rows;
             by_chunks(count, part, [&](long first, long some) {
                 for (long i = 0; i < some; ++i)
@@ -168,15 +180,17 @@ class Image {
         });
     }
 
-    // The other two, at active pixels, which have these places in what the first one has left.
-    void widen(const UnitWeights& w, const T* source, const int32_t* from) {
+    // The other two, at active pixels, which have these places in what the first one has left; null: the same.
+    void widen(const UnitWeights& w, const T* source, const int32_t* given_from) {
         const long m = b.middle;
         share([&](int part, int member) {
+            const int32_t* places = lists(part).active;
+            const int32_t* from = given_from ? given_from : places;
             T* rows = seats[member].rows;
             by_chunks(active, part, [&](long first, long some) {
                 convolve<T>({{w.conv2, 9, m, m}, around(source, from + first, m), {maps.in_order, rows, w.bias2}},
                             0, some);
-                convolve<T>({{w.conv3, 1, m, b.outputs}, {rows, maps.in_order}, sums(maps.active + first, part)},
+                convolve<T>({{w.conv3, 1, m, b.outputs}, {rows, maps.in_order}, sums(places + first, part)},
                             0, some);
             });
         });
@@ -231,12 +245,26 @@ class Image {
         } else {
             decisions(head, maps.state, w.conv, common);
         }
-        const long before = active;
-        active = filter(maps.active, active, maps.live);
-        if (active < before && active) {
-            dilate();
-            near = filter(maps.near, near, maps.mark);
-        }
+        leave();
+    }
+
+    // Take what has halted off the lists.
+    void leave() {
+        const long before = active, near_before = near;
+        const auto work = [&](int part, int) {
+            const Seat<T>& own = lists(part);
+            const long left = filter(own.active, before, maps.live);
+            if (left < before && left) {
+                dilate(own);
+                const long close = filter(own.near, near_before, own.mark);
+                if (part == 0) near = close;
+            }
+            if (part == 0) active = left;
+        };
+        if (team)
+            share(work);
+        else
+            work(0, 0);
     }
 
     // Those of a patch need the logits of all of its pixels.
@@ -250,15 +278,17 @@ class Image {
     }
 
     void decide_all(int head, int part) {
-        for (long i = begin(active, part); i < end(active, part); ++i) decide(head, maps.active[i]);
+        const int32_t* list = lists(part).active;
+        for (long i = begin(active, part); i < end(active, part); ++i) decide(head, list[i]);
     }
 
     template <typename S>
     void local_logits(const S* map, const float* weight, float common, int part) {
         long i = begin(active, part);
         const long last = end(active, part);
-        for (; i + 4 <= last; i += 4) products<4>(map, maps.active + i, weight, common);
-        for (; i < last; ++i) products<1>(map, maps.active + i, weight, common);
+        const int32_t* list = lists(part).active;
+        for (; i + 4 <= last; i += 4) products<4>(map, list + i, weight, common);
+        for (; i < last; ++i) products<1>(map, list + i, weight, common);
     }
 
     // The convolution of a head at COUNT active pixels; the three inputs in a row of the map lie together.
@@ -307,11 +337,11 @@ class Image {
         call.expected[at(0, position)] += maps.survival[position] *= logit < 0 ? more : less;
     }
 
-    void dilate() {
+    void dilate(const Seat<T>& own) {
         const uint8_t* live = maps.live;
-        for (long i = 1; i < s.places - 1; ++i) maps.spread[i] = live[i - 1] | live[i] | live[i + 1];
+        for (long i = 1; i < s.places - 1; ++i) own.spread[i] = live[i - 1] | live[i] | live[i + 1];
         for (long i = s.row; i < s.places - s.row; ++i)
-            maps.mark[i] = maps.spread[i - s.row] | maps.spread[i] | maps.spread[i + s.row];
+            own.mark[i] = own.spread[i - s.row] | own.spread[i] | own.spread[i + s.row];
     }
 };
 
