@@ -38,7 +38,8 @@ constexpr Nanoseconds MICROSECOND = 1000, MILLISECOND = 1000 * MICROSECOND, SECO
 
 constexpr int MOST_MEMBERS = 56;                        // of a team, a bit each beside the team's size
 constexpr Nanoseconds SPIN_ALONE = 1000 * MICROSECOND;  // before a thread sleeps,
-constexpr Nanoseconds SPIN_BUSY = 50 * MICROSECOND;     // and where others want the cores
+constexpr Nanoseconds SPIN_BUSY = 300 * MICROSECOND;    // and where others want the cores
+constexpr Nanoseconds TURN = 2500 * MICROSECOND;        // for which Linux lets a thread run undisturbed
 constexpr Nanoseconds LOST = 2 * MILLISECOND;           // without a core in a region,
 constexpr Nanoseconds AGAIN = 50 * MILLISECOND;         // twice within such a time: the machine is busy,
 constexpr Nanoseconds REMEMBERED = 100 * MILLISECOND;   // and is thought to be for as long
@@ -94,38 +95,59 @@ bool spin_until(const Condition& holds, Nanoseconds most) {
     }
 }
 
-// What a leader and its helpers share.
+// The time that a thread has had its core for. Between two things that it works on it gives the core to others
+// before they would take it, so that nobody waits for what it has begun.
+class Turn {
+   public:
+    void begin() { start = now(); }
+
+    void work_was(Nanoseconds time) { expected = std::min(time, TURN / 2); }
+
+    void rest_if_over() {
+        if (now() - start + expected < TURN) return;
+        sched_yield();
+        begin();
+    }
+
+   private:
+    Nanoseconds start = 0, expected = 0;
+};
+
+// What a leader and its helpers share: parts of a stage, which each member has one of, or a number of items.
 class Board {
    public:
     // Do `work(part, member)` for all parts, a part for each member.
     template <typename Work>
     void share(int members, Nanoseconds spin, const Work& work) {
-        if (members == 1) return work(0, 0);
-        call = [](const void* which, int part, int member) { (*static_cast<const Work*>(which))(part, member); };
-        context = &work;
-        left.store(members, std::memory_order_relaxed);
-        const uint64_t all = (uint64_t{1} << members) - 1;
-        offers.store(uint64_t(members) << MOST_MEMBERS | (all & ~uint64_t{1}), std::memory_order_seq_cst);
-        if (sleepers.load(std::memory_order_seq_cst)) {
-            std::lock_guard<std::mutex> hold(lock);
-            come.notify_all();
-        }
+        begin(work, members);
+        offer(parts, uint64_t(members) << FIELD | (((uint64_t{1} << members) - 1) & ~uint64_t{1}));
         work(0, 0);
         done();
-        while (take_one(0)) {}
-        const auto finished = [this] { return left.load(std::memory_order_acquire) == 0; };
-        if (spin_until(finished, spin)) return;
-        std::unique_lock<std::mutex> hold(lock);
-        leader_sleeps.store(true, std::memory_order_seq_cst);
-        ready.wait(hold, [this] { return left.load(std::memory_order_seq_cst) == 0; });
-        leader_sleeps.store(false, std::memory_order_relaxed);
+        while (take_part(0)) {}
+        finish(spin);
     }
 
-    // Do parts as one of the members until the board is closed.
-    void help(int member, Nanoseconds spin) {
+    // Do `work(item, member)` for all items.
+    template <typename Work>
+    void each(int members, long count, Nanoseconds spin, const Work& work) {
+        begin(work, count);
+        offer(items, uint64_t(members) << FIELD | uint64_t(count));
+        while (take_item(0)) {}
+        finish(spin);
+    }
+
+    // Do parts and items as one of the members until the board is closed.
+    void help(int member, Nanoseconds spin, bool rests) {
         const auto called = [this, member] { return closed.load() || has_offer(member); };
+        Turn turn;
         for (;;) {
-            while (take_one(member)) {}
+            if (rests) turn.begin();
+            while (take_part(member)) {}
+            for (Nanoseconds start = now(); take_item(member); start = now()) {
+                if (!rests) continue;
+                turn.work_was(now() - start);
+                turn.rest_if_over();
+            }
             if (closed.load()) return;
             if (spin_until(called, spin)) continue;
             std::unique_lock<std::mutex> hold(lock);
@@ -142,37 +164,65 @@ class Board {
     }
 
    private:
-    alignas(64) std::atomic<uint64_t> offers{0};  // the members of the team, and a bit for each part not taken
-    alignas(64) std::atomic<int> left{0};         // parts that are not done
+    // Words of two fields: the members of the team, for whom there is memory, and below them a bit for each part,
+    // or the number of the items, that are not taken. A late thread takes what is offered then.
+    static constexpr int FIELD = MOST_MEMBERS;
+    alignas(64) std::atomic<uint64_t> parts{0};
+    alignas(64) std::atomic<uint64_t> items{0};
+    alignas(64) std::atomic<long> left{0};  // that are not done
     std::atomic<bool> leader_sleeps{false};
-    alignas(64) void (*call)(const void*, int, int) = nullptr;
+    alignas(64) void (*call)(const void*, long, int) = nullptr;
     const void* context = nullptr;
     alignas(64) std::atomic<int> sleepers{0};
     std::atomic<bool> closed{false};
     std::mutex lock;
     std::condition_variable come, ready;
 
-    static uint64_t parts_of(uint64_t word) { return word & ((uint64_t{1} << MOST_MEMBERS) - 1); }
+    static uint64_t rest_of(uint64_t word) { return word & ((uint64_t{1} << FIELD) - 1); }
+    static bool is_for(uint64_t word, int member) { return rest_of(word) && member < int(word >> FIELD); }
 
     bool has_offer(int member) const {
-        const uint64_t word = offers.load(std::memory_order_seq_cst);
-        return parts_of(word) && member < int(word >> MOST_MEMBERS);
+        return is_for(parts.load(std::memory_order_seq_cst), member) ||
+               is_for(items.load(std::memory_order_seq_cst), member);
     }
 
-    // Its own part first: the data that it worked on before are near. A late thread takes what is offered then,
-    // which may be another leader's work; so the word says for how many members there is memory.
-    bool take_one(int member) {
-        uint64_t word = offers.load(std::memory_order_acquire);
-        for (;;) {
-            const uint64_t parts = parts_of(word), own = uint64_t{1} << member;
-            if (!parts || member >= int(word >> MOST_MEMBERS)) return false;
-            const uint64_t bit = parts & own ? own : parts & -parts;
+    template <typename Work>
+    void begin(const Work& work, long count) {
+        call = [](const void* which, long index, int member) { (*static_cast<const Work*>(which))(index, member); };
+        context = &work;
+        left.store(count, std::memory_order_relaxed);
+    }
+
+    void offer(std::atomic<uint64_t>& word, uint64_t value) {
+        word.store(value, std::memory_order_seq_cst);
+        if (!sleepers.load(std::memory_order_seq_cst)) return;
+        std::lock_guard<std::mutex> hold(lock);
+        come.notify_all();
+    }
+
+    // Its own part first: the data that it worked on before are near.
+    bool take_part(int member) {
+        uint64_t word = parts.load(std::memory_order_acquire);
+        while (is_for(word, member)) {
+            const uint64_t rest = rest_of(word), own = uint64_t{1} << member, bit = rest & own ? own : rest & -rest;
             __builtin_prefetch(&call);
-            if (!offers.compare_exchange_weak(word, word & ~bit, std::memory_order_acq_rel)) continue;
+            if (!parts.compare_exchange_weak(word, word & ~bit, std::memory_order_acq_rel)) continue;
             call(context, __builtin_ctzll(bit), member);
             done();
             return true;
         }
+        return false;
+    }
+
+    bool take_item(int member) {
+        uint64_t word = items.load(std::memory_order_acquire);
+        while (is_for(word, member)) {
+            if (!items.compare_exchange_weak(word, word - 1, std::memory_order_acq_rel)) continue;
+            call(context, long(rest_of(word)) - 1, member);
+            done();
+            return true;
+        }
+        return false;
     }
 
     void done() {
@@ -180,6 +230,15 @@ class Board {
             return;
         std::lock_guard<std::mutex> hold(lock);
         ready.notify_one();
+    }
+
+    // Wait for what others have begun.
+    void finish(Nanoseconds spin) {
+        if (spin_until([this] { return left.load(std::memory_order_acquire) == 0; }, spin)) return;
+        std::unique_lock<std::mutex> hold(lock);
+        leader_sleeps.store(true, std::memory_order_seq_cst);
+        ready.wait(hold, [this] { return left.load(std::memory_order_seq_cst) == 0; });
+        leader_sleeps.store(false, std::memory_order_relaxed);
     }
 };
 
@@ -222,7 +281,7 @@ class Pool {
     static void* run(void* given) {
         const Seat seat = *static_cast<Seat*>(given);
         delete static_cast<Seat*>(given);
-        seat.pool->board.help(seat.member, SPIN_BUSY);
+        seat.pool->board.help(seat.member, SPIN_BUSY, true);
         return nullptr;
     }
 
@@ -276,21 +335,21 @@ class Team {
 
     template <typename Work>
     void share(const Work& work) {
-        board.share(members, is_together ? SPIN_ALONE : SPIN_BUSY, work);
+        if (members == 1) return work(0, 0);
+        board.share(members, spin(), work);
     }
 
     // Do `work(index, member)` for all of a number of things, which threads take one by one.
     template <typename Work>
     void each(long count, const Work& work) {
-        if (count == 1) return work(0, 0);
-        std::atomic<long> next{0};
-        if (count) share([&](int, int member) {
-            for (long i; (i = next.fetch_add(1, std::memory_order_relaxed)) < count;) work(i, member);
-        });
+        if (count > 1 && members > 1) return board.each(members, count, spin(), work);
+        for (long i = 0; i < count; ++i) work(i, 0);
     }
 
    private:
     Board& board;
+
+    Nanoseconds spin() const { return is_together ? SPIN_ALONE : SPIN_BUSY; }
 };
 
 // Run `lead(team)`, in a team of at most so many threads.
@@ -315,7 +374,7 @@ void in_team(int members, const Lead& lead) {
             board.close();
             end = now();
         } else {
-            board.help(omp_get_thread_num(), SPIN_ALONE);
+            board.help(omp_get_thread_num(), SPIN_ALONE, false);
         }
         waited = now() - end;
     } else {

@@ -255,11 +255,13 @@ int32_t torchpact_lanes() { return LANES; }
 
 void torchpact_read(const Layer* layer, const Call* call) {
     in_team(call->threads, [&](Team& team) {
-        team.share([&](int part, int) {  // the sequences of a part go through the weights together
+        // the sequences of a part go through the weights together
+        const int parts = team.is_together ? team.members : std::min(call->batch, 4 * team.members);
+        team.each(parts, [&](long part, int) {
             switch (layer->kind) {
-                case 0: read<LSTM>(*layer, *call, part, team.members); break;
-                case 1: read<GRU>(*layer, *call, part, team.members); break;
-                default: read<Tanh>(*layer, *call, part, team.members);
+                case 0: read<LSTM>(*layer, *call, part, parts); break;
+                case 1: read<GRU>(*layer, *call, part, parts); break;
+                default: read<Tanh>(*layer, *call, part, parts);
             }
         });
     });
