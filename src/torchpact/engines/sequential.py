@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from torchpact.core.ponder import Ponder, is_unknown, unknown, without_details
 from torchpact.engines.base import NO_CONTEXT, NetworkRunner, Runner, Unsupported
-from torchpact.engines.threads import one_thread_if_busy
+from torchpact.engines.threads import calm
 from torchpact.nn.conv_units import join_patches, join_ponder
 from torchpact.specs import NetworkSpec
 from torchpact.specs.blocks import Bounds
@@ -31,6 +31,7 @@ class BlockByBlock(NetworkRunner):
         self._classifier = [x.detach().clone() for x in (spec.classifier.weight, spec.classifier.bias)]
         self.host_sync = any(run.host_sync for run in self.runners)
 
+    @calm
     def __call__(
         self, images: Tensor, bounds: Mapping[str, Bounds] | None = None
     ) -> tuple[Tensor, list[Ponder]]:
@@ -50,15 +51,12 @@ class BlockByBlock(NetworkRunner):
                 ponder = without_details(ponder, nan)
             ponders.append(ponder._replace(name=block.label, price=block.price))
         scale, shift = self._norm
-        with one_thread_if_busy():
-            pooled = torch.addcmul(shift, u, scale).relu_().mean((2, 3))
-            return F.linear(pooled, *self._classifier), ponders
+        pooled = torch.addcmul(shift, u, scale).relu_().mean((2, 3))
+        return F.linear(pooled, *self._classifier), ponders
 
     def stem(self, images: Tensor) -> Tensor:
         """Return what the first block is given."""
-        images = images.contiguous(memory_format=torch.channels_last)
-        with one_thread_if_busy():
-            return F.conv2d(images, self._stem_weight, padding=1)
+        return F.conv2d(images.contiguous(memory_format=torch.channels_last), self._stem_weight, padding=1)
 
 
 class Whole(NetworkRunner):

@@ -1,12 +1,15 @@
 """How many threads compiled kernels, and small operations of torch beside them, may use."""
 
 import ctypes
-from collections.abc import Iterator
-from contextlib import contextmanager
-from functools import cache
+import threading
+from collections.abc import Callable
+from functools import cache, wraps
 from pathlib import Path
+from typing import ParamSpec, TypeVar
 
 import torch
+
+P, R = ParamSpec("P"), TypeVar("R")
 
 GROUPS = Path("/sys/fs/cgroup")
 
@@ -21,7 +24,7 @@ def kernel_threads(most: int) -> int:
         most: As many as the kernel knows what to do with.
 
     """
-    return max(min(torch.get_num_threads(), most, cpu_limit()), 1)
+    return max(min(_meant.threads or torch.get_num_threads(), most, cpu_limit()), 1)
 
 
 _watching: list[ctypes.CDLL] = []
@@ -40,21 +43,43 @@ def watch(library: ctypes.CDLL) -> None:
     _watching.append(library)
 
 
-@contextmanager
-def one_thread_if_busy() -> Iterator[None]:
-    """Let small operations of torch in this thread not wait for other threads where cores are busy.
+def calm(run: Callable[P, R]) -> Callable[P, R]:
+    """Have small operations of torch in a function wait for no other thread while others keep the cores busy.
 
-    Those of a parallel operation spin when it is done, and the caller waits for all of them to begin.
+    Threads of a parallel operation spin when it is done, and its caller waits for all of them to begin.
+    Kernels that the function calls share their work as ever.
+
+    Args:
+        run: What calls kernels, and operations that take a small part of its time.
+
     """
-    busy = next((library for library in _watching if library.torchpact_is_busy()), None)
-    if busy is None:
-        yield
-        return
-    before = busy.torchpact_torch_threads(1)
-    try:
-        yield
-    finally:
-        busy.torchpact_torch_threads(before)
+
+    @wraps(run)
+    def calmly(*args: P.args, **kwargs: P.kwargs) -> R:
+        for library in _watching:
+            if library.torchpact_is_busy():
+                break
+        else:
+            return run(*args, **kwargs)
+        if _meant.threads:  # it is calm around this one
+            return run(*args, **kwargs)
+        _meant.threads = library.torchpact_torch_threads(1)
+        try:
+            return run(*args, **kwargs)
+        finally:
+            library.torchpact_torch_threads(_meant.threads)
+            _meant.threads = 0
+
+    return calmly
+
+
+class _Meant(threading.local):
+    """How many threads kernels may use while torch is to use one; 0: as many as torch."""
+
+    threads = 0
+
+
+_meant = _Meant()
 
 
 @cache

@@ -24,7 +24,7 @@ from torchpact.core.state import State
 from torchpact.engines.base import NO_CONTEXT, Engine, Runner, Unsupported
 from torchpact.engines.conv.support import bounds_of, conv_block_problem
 from torchpact.engines.cpp_build import MAX_THREADS, SINGLE, load_library
-from torchpact.engines.threads import kernel_threads
+from torchpact.engines.threads import calm, kernel_threads
 from torchpact.nn.conv_units import join_patches, split_patches, split_ponder
 from torchpact.specs import BlockSpec, ConvHead, ConvUnit, NetworkSpec, Norm
 from torchpact.specs.blocks import Bounds
@@ -149,6 +149,7 @@ class NativeBlock(Runner):
         self.limits: dict[Bounds, Tensor] = {}
 
     @torch.no_grad()
+    @calm
     def __call__(
         self, u: State, context: CallArgs = NO_CONTEXT, bounds: Bounds = None
     ) -> tuple[State, Ponder | None]:
