@@ -56,7 +56,8 @@ def load_library(source: Path) -> ctypes.CDLL:
         library = ctypes.CDLL(str(build_library(source)))
     except OSError as error:
         raise Unsupported(f"no library ({one_line(error)})") from error
-    watch(library)
+    if hasattr(library, "torchpact_is_busy"):
+        watch(library)
     return library
 
 
