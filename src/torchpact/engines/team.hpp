@@ -36,7 +36,7 @@ namespace {
 using Nanoseconds = int64_t;
 constexpr Nanoseconds MICROSECOND = 1000, MILLISECOND = 1000 * MICROSECOND, SECOND = 1000 * MILLISECOND;
 
-constexpr int MOST_MEMBERS = 56;                        // of a team, a bit each beside the team's size
+constexpr int MOST_MEMBERS = 55;                        // of a team, a bit each beside the team's size
 constexpr Nanoseconds SPIN_ALONE = 1000 * MICROSECOND;  // before a thread sleeps,
 constexpr Nanoseconds SPIN_BUSY = 300 * MICROSECOND;    // and where others want the cores
 constexpr Nanoseconds TURN = 2500 * MICROSECOND;        // for which Linux lets a thread run undisturbed
@@ -120,10 +120,10 @@ class Board {
     template <typename Work>
     void share(int members, Nanoseconds spin, const Work& work) {
         begin(work, members);
-        offer(parts, uint64_t(members) << FIELD | (((uint64_t{1} << members) - 1) & ~uint64_t{1}));
+        offer(members, ((uint64_t{1} << members) - 1) & ~uint64_t{1});
         work(0, 0);
         done();
-        while (take_part(0)) {}
+        while (take(0)) {}
         finish(spin);
     }
 
@@ -131,8 +131,8 @@ class Board {
     template <typename Work>
     void each(int members, long count, Nanoseconds spin, const Work& work) {
         begin(work, count);
-        offer(items, uint64_t(members) << FIELD | uint64_t(count));
-        while (take_item(0)) {}
+        offer(members, COUNTS | uint64_t(count));
+        while (take(0)) {}
         finish(spin);
     }
 
@@ -141,12 +141,14 @@ class Board {
         const auto called = [this, member] { return closed.load() || has_offer(member); };
         Turn turn;
         for (;;) {
-            if (rests) turn.begin();
-            while (take_part(member)) {}
-            for (Nanoseconds start = now(); take_item(member); start = now()) {
-                if (!rests) continue;
-                turn.work_was(now() - start);
-                turn.rest_if_over();
+            if (rests) {
+                turn.begin();
+                for (Nanoseconds start = now(); take(member); start = now()) {
+                    turn.work_was(now() - start);
+                    turn.rest_if_over();
+                }
+            } else {
+                while (take(member)) {}
             }
             if (closed.load()) return;
             if (spin_until(called, spin)) continue;
@@ -164,11 +166,11 @@ class Board {
     }
 
    private:
-    // Words of two fields: the members of the team, for whom there is memory, and below them a bit for each part,
-    // or the number of the items, that are not taken. A late thread takes what is offered then.
+    // From the top: the members of the team, for whom there is memory; whether items are offered; how many of
+    // them, or a bit for each part, are not taken. A late thread takes what is offered then.
     static constexpr int FIELD = MOST_MEMBERS;
-    alignas(64) std::atomic<uint64_t> parts{0};
-    alignas(64) std::atomic<uint64_t> items{0};
+    static constexpr uint64_t COUNTS = uint64_t{1} << FIELD;
+    alignas(64) std::atomic<uint64_t> offers{0};
     alignas(64) std::atomic<long> left{0};  // that are not done
     std::atomic<bool> leader_sleeps{false};
     alignas(64) void (*call)(const void*, long, int) = nullptr;
@@ -178,13 +180,10 @@ class Board {
     std::mutex lock;
     std::condition_variable come, ready;
 
-    static uint64_t rest_of(uint64_t word) { return word & ((uint64_t{1} << FIELD) - 1); }
-    static bool is_for(uint64_t word, int member) { return rest_of(word) && member < int(word >> FIELD); }
+    static uint64_t rest_of(uint64_t word) { return word & (COUNTS - 1); }
+    static bool is_for(uint64_t word, int member) { return rest_of(word) && member < int(word >> (FIELD + 1)); }
 
-    bool has_offer(int member) const {
-        return is_for(parts.load(std::memory_order_seq_cst), member) ||
-               is_for(items.load(std::memory_order_seq_cst), member);
-    }
+    bool has_offer(int member) const { return is_for(offers.load(std::memory_order_seq_cst), member); }
 
     template <typename Work>
     void begin(const Work& work, long count) {
@@ -193,32 +192,22 @@ class Board {
         left.store(count, std::memory_order_relaxed);
     }
 
-    void offer(std::atomic<uint64_t>& word, uint64_t value) {
-        word.store(value, std::memory_order_seq_cst);
+    void offer(int members, uint64_t what) {
+        offers.store(uint64_t(members) << (FIELD + 1) | what, std::memory_order_seq_cst);
         if (!sleepers.load(std::memory_order_seq_cst)) return;
         std::lock_guard<std::mutex> hold(lock);
         come.notify_all();
     }
 
-    // Its own part first: the data that it worked on before are near.
-    bool take_part(int member) {
-        uint64_t word = parts.load(std::memory_order_acquire);
+    // The last item, or a part: its own first, as the data that it worked on before are near.
+    bool take(int member) {
+        uint64_t word = offers.load(std::memory_order_acquire);
         while (is_for(word, member)) {
-            const uint64_t rest = rest_of(word), own = uint64_t{1} << member, bit = rest & own ? own : rest & -rest;
+            const uint64_t rest = rest_of(word), own = uint64_t{1} << member;
+            const uint64_t taken = word & COUNTS ? 1 : rest & own ? own : rest & -rest;
             __builtin_prefetch(&call);
-            if (!parts.compare_exchange_weak(word, word & ~bit, std::memory_order_acq_rel)) continue;
-            call(context, __builtin_ctzll(bit), member);
-            done();
-            return true;
-        }
-        return false;
-    }
-
-    bool take_item(int member) {
-        uint64_t word = items.load(std::memory_order_acquire);
-        while (is_for(word, member)) {
-            if (!items.compare_exchange_weak(word, word - 1, std::memory_order_acq_rel)) continue;
-            call(context, long(rest_of(word)) - 1, member);
+            if (!offers.compare_exchange_weak(word, word - taken, std::memory_order_acq_rel)) continue;
+            call(context, word & COUNTS ? long(rest) - 1 : __builtin_ctzll(taken), member);
             done();
             return true;
         }
