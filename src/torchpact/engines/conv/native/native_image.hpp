@@ -25,11 +25,11 @@ class Image {
 
     void run(long image) {
         index = image;
+        decided = false;
         first_unit();
-        for (int unit = 1; unit < b.units; ++unit) {
+        for (int unit = 1; unit < b.units && active; ++unit) {
             if (b.heads) ask(unit - 1);
-            if (!active) break;
-            next_unit(unit);
+            if (active) next_unit(unit);
         }
         T* output = static_cast<T*>(call.output) + index * s.pixels * b.outputs;
         const long size = s.width * b.outputs;
@@ -49,6 +49,11 @@ class Image {
     Seat<T> seats[MOST_MEMBERS], maps;  // of all threads of a team; the first, which has the maps and lists
     Order order;
     long index = 0, active = 0, near = 0;
+    bool decided = false;  // and those that have halted are still on the lists
+
+    struct Counts {
+        long active, near;
+    };
 
     // What each of the parts of a stage has of a list.
     long begin(long count, int part) const { return count * part / parts; }
@@ -93,7 +98,9 @@ class Image {
             if (!b.middle) normalize_input(w, input, part);
         });
         if (b.middle) {
-            narrow(w, input, b.inputs, maps.in_order, maps.input, maps.entering, s.in_pixels);
+            share([&](int part, int member) {
+                narrow(w, input, b.inputs, maps.in_order, maps.input, maps.entering, s.in_pixels, part, member);
+            });
             widen(w, maps.input, order.strided);
         } else {
             convolutions(w, maps.input, order.strided, b.inputs);
@@ -135,13 +142,23 @@ class Image {
 
     void next_unit(int unit) {
         const UnitWeights w = unit_weights(b, unit);
-        if (b.middle) {
-            narrow(w, maps.state, b.outputs, nullptr, maps.middle, nullptr, near);
+        const Counts before{active, near};
+        share([&](int part, int member) {
+            const Counts left = decided ? leave(part, before) : before;
+            if (part == 0) active = left.active, near = left.near;
+            if (!left.active) return;
+            const int32_t* list = lists(part).near;
+            if (b.middle)
+                narrow(w, maps.state, b.outputs, list, maps.middle, list, left.near, part, member);
+            else
+                activate(w.scale, w.shift, list, left.near, part);
+        });
+        decided = false;
+        if (!active) return;
+        if (b.middle)
             widen(w, maps.middle, nullptr);
-            return;
-        }
-        activate(w.scale, w.shift, maps.near, near);
-        convolutions(w, maps.active_input, nullptr, b.outputs);
+        else
+            convolutions(w, maps.active_input, nullptr, b.outputs);
     }
 
     // Both of a unit that has no others: at near pixels, then at active ones. They lie at the places `from` in
@@ -162,21 +179,17 @@ class Image {
         });
     }
 
-    // The first convolution of a bottleneck, from listed rows to listed places, with the batch norm before it;
-    // null: those of near pixels.
+    // A part of the first convolution of a bottleneck, from listed rows to listed places, with the batch norm
+    // before it.
     template <typename S>
-    void narrow(const UnitWeights& w, const S* source, long inputs, const int32_t* given_from, T* target,
-                const int32_t* given_to, long count) {
-        share([&](int part, int member) {
-            const int32_t* from = given_from ? given_from : lists(part).near;
-            const int32_t* to = given_to ? given_to : lists(part).near;
-            T* rows = seats[member].rows;
-            by_chunks(count, part, [&](long first, long some) {
-                for (long i = 0; i < some; ++i)
-                    normalize(rows + i * inputs, source + from[first + i] * inputs, w.scale, w.shift, inputs);
-                convolve<T>({{w.conv1, 1, inputs, b.middle}, {rows, maps.in_order}, {to + first, target, w.bias1}},
-                            0, some);
-            });
+    void narrow(const UnitWeights& w, const S* source, long inputs, const int32_t* from, T* target,
+                const int32_t* to, long count, int part, int member) {
+        T* rows = seats[member].rows;
+        by_chunks(count, part, [&](long first, long some) {
+            for (long i = 0; i < some; ++i)
+                normalize(rows + i * inputs, source + from[first + i] * inputs, w.scale, w.shift, inputs);
+            convolve<T>({{w.conv1, 1, inputs, b.middle}, {rows, maps.in_order}, {to + first, target, w.bias1}}, 0,
+                        some);
         });
     }
 
@@ -206,18 +219,16 @@ class Image {
         }
     }
 
-    // Batch norm and ReLU in all rows that the listed places can see.
-    void activate(const float* scale, const float* shift, const int32_t* list, long count) {
+    // A part of batch norm and ReLU in all rows that the listed places can see.
+    void activate(const float* scale, const float* shift, const int32_t* list, long count, int part) {
         int32_t least = list[0], most = list[0];
         for (long i = 1; i < count; ++i) least = std::min(least, list[i]), most = std::max(most, list[i]);
         const long top = std::max<long>(least / s.row - 1, 1);
         const long rows = std::min<long>(most / s.row + 1, s.height) - top + 1;
-        share([&](int part, int) {
-            for (long y = top + begin(rows, part); y < top + end(rows, part); ++y)
-                for (long place = y * s.row + 1; place < y * s.row + 1 + s.width; ++place)
-                    normalize(maps.active_input + place * b.outputs, maps.state + place * b.outputs, scale, shift,
-                              b.outputs);
-        });
+        for (long y = top + begin(rows, part); y < top + end(rows, part); ++y)
+            for (long place = y * s.row + 1; place < y * s.row + 1 + s.width; ++place)
+                normalize(maps.active_input + place * b.outputs, maps.state + place * b.outputs, scale, shift,
+                          b.outputs);
     }
 
     void ask(int head) {
@@ -240,31 +251,25 @@ class Image {
             return;
         }
         if (b.norm) {
-            activate(w.scale, w.shift, maps.active, active);
+            share([&](int part, int) { activate(w.scale, w.shift, lists(part).active, active, part); });
             decisions(head, maps.active_input, w.conv, common);
         } else {
             decisions(head, maps.state, w.conv, common);
         }
-        leave();
+        decided = true;
     }
 
-    // Take what has halted off the lists.
-    void leave() {
-        const long before = active, near_before = near;
-        const auto work = [&](int part, int) {
-            const Seat<T>& own = lists(part);
-            const long left = filter(own.active, before, maps.live);
-            if (left < before && left) {
-                dilate(own);
-                const long close = filter(own.near, near_before, own.mark);
-                if (part == 0) near = close;
-            }
-            if (part == 0) active = left;
-        };
-        if (team)
-            share(work);
-        else
-            work(0, 0);
+    // Take what has halted off a part's lists, as the next stage begins; return how many are left.
+    Counts leave(int part, const Counts& before) {
+        if (part && !team) return {active, near};  // the first part has the same lists
+        const Seat<T>& own = lists(part);
+        Counts left = before;
+        left.active = filter(own.active, before.active, maps.live);
+        if (left.active < before.active && left.active) {
+            dilate(own);
+            left.near = filter(own.near, before.near, own.mark);
+        }
+        return left;
     }
 
     // Those of a patch need the logits of all of its pixels.
