@@ -14,7 +14,7 @@ from tests.engines.recurrent_layers import lively
 from torchpact.engines import ENGINES, threads
 from torchpact.engines.attention import native as attention
 from torchpact.engines.attention.ragged import Ragged
-from torchpact.engines.base import Unsupported
+from torchpact.engines.base import NO_CONTEXT, Unsupported
 from torchpact.engines.conv.native import engine as native
 from torchpact.engines.recurrent import native as recurrent
 from torchpact.engines.threads import calm, cpu_limit, kernel_threads
@@ -44,7 +44,7 @@ def pretend():
 
 
 def runner(block):
-    return ENGINES["native"].build(block_spec(block))
+    return ENGINES["native"].build(block_spec(block), NO_CONTEXT)
 
 
 @pytest.mark.parametrize("make", [block_of, bottlenecks_of])
@@ -107,8 +107,8 @@ def test_attention_has_the_same_bits_on_a_busy_machine(pretend):
         results.append(attention.attend_natively(queries, keys, values, 0.25, ragged))
     assert torch.equal(*results)
     for begin, end in ((0, 3), (3, 25), (25, 40)):
-        parts = (x[begin:end].transpose(0, 1).unsqueeze(0) for x in (queries, keys, values))
-        expected = nn.functional.scaled_dot_product_attention(*parts, scale=0.25)[0].transpose(0, 1)
+        q, k, v = (x[begin:end].transpose(0, 1).unsqueeze(0) for x in (queries, keys, values))
+        expected = nn.functional.scaled_dot_product_attention(q, k, v, scale=0.25)[0].transpose(0, 1)
         assert relative(results[1][begin:end].view(-1, 4, 16), expected) < 1e-5
 
 
@@ -181,7 +181,8 @@ def test_no_thread_is_made_for_a_cpu_that_may_not_be_used():
         native.library()
     except Unsupported as reason:
         pytest.skip(str(reason))
-    before, made, count = os.sched_getaffinity(0), [], torch.get_num_threads()
+    made: list[int] = []
+    before, count = os.sched_getaffinity(0), torch.get_num_threads()
     thread = threading.Thread(target=work)
     thread.start()
     thread.join()
@@ -241,7 +242,7 @@ def test_torch_uses_one_thread_beside_kernels_on_a_busy_machine_only(pretend):
         if fails:
             raise ValueError
 
-    seen = []
+    seen: list[tuple[int, int]] = []
     pretend(busy=False)
     outer()
     assert seen == [(CPUS, CPUS)] * 2
