@@ -14,6 +14,9 @@ Deployment       deploy: the same outputs, halted work skipped
 Other problems   svo: stochastic variational optimization of any f(z)
 """
 
+import torchpact.first  # noqa: F401 (before what takes long to import)
+
+# isort: split
 from torchpact import models, svo
 from torchpact.adapt import adapt, from_pretrained, save_pretrained, summary, unadapt
 from torchpact.budget import Budget, Diagnosis, PriceController, ThresholdTable, calibrate, diagnose

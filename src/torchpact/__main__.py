@@ -1,6 +1,6 @@
 """So that ``python -m torchpact`` is the command line."""
 
-from torchpact.cli import main
+from torchpact_command import main
 
 if __name__ == "__main__":
     main()

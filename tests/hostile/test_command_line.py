@@ -15,6 +15,7 @@ import pytest
 
 from torchpact import cli
 from torchpact.files import remove_leftovers, write_whole
+from torchpact_command import is_program
 from torchpact_recipes.commands import report as report_command
 from torchpact_recipes.outputs import check_file, check_folder
 from torchpact_recipes.training.run_files import RunFiles
@@ -163,18 +164,49 @@ def interrupted(*command, after, environment=None):
     return program.returncode, out, err
 
 
-def test_an_interrupt_while_torch_is_imported_is_one_line(tmp_path):
+@pytest.mark.parametrize("module", ["torchpact_command", "torchpact"])
+def test_an_interrupt_while_torch_is_imported_is_one_line(tmp_path, module):
     slow = tmp_path / "torch.py"  # in place of torch
     slow.write_text(
         f"import pathlib, time\npathlib.Path({str(tmp_path / 'there')!r}).touch()\ntime.sleep(60)\n"
     )
     code, _, err = interrupted(
-        "-m", "torchpact_command", "zoo",
+        "-m", module, "zoo",
         after=lambda _: (tmp_path / "there").exists(),
         environment={"PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])},
     )  # fmt: skip
     assert code == 130
     assert err.split("\n") == ["", "torchpact: interrupted before anything was begun", ""]
+
+
+def test_a_program_of_the_users_own_gets_its_interrupts_itself(tmp_path):
+    (tmp_path / "torch.py").write_text("raise KeyboardInterrupt")
+    (tmp_path / "mine.py").write_text(
+        "try:\n    import torchpact\nexcept KeyboardInterrupt:\n    print('mine')\n"
+    )
+    paths = {"PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
+    done = subprocess.run(
+        [sys.executable, "-m", "mine", "-m", "torchpact"],
+        capture_output=True, text=True, env=os.environ | paths, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout, done.stderr) == (0, "mine\n", "")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "ours"),
+    [
+        (("-m", "torchpact", "zoo"), True),
+        (("-um", "torchpact"), True),
+        (("-mtorchpact",), True),
+        (("-X", "dev", "-W", "error", "-m", "torchpact"), True),
+        (("-m", "torchpact_recipes"), False),
+        (("train.py", "-m", "torchpact"), False),
+        (("-m", "mine", "-m", "torchpact"), False),
+        ((), False),
+    ],
+)
+def test_what_is_asked_of_the_interpreter_says_whether_it_is_the_program(arguments, ours):
+    assert is_program(["python", *arguments]) is ours
 
 
 @pytest.mark.parametrize(

@@ -22,9 +22,12 @@ import torch
 from torchpact.checks import one_line
 from torchpact.engines.base import Unsupported
 from torchpact.engines.build_cache import compiled_file
+from torchpact.engines.threads import watch
 
 FLAGS = ("-std=c++17", "-O3", "-march=native", "-ffp-contract=fast", "-fopenmp", "-fPIC", "-shared")
-MAX_THREADS = 64  # as in the sources
+MAX_THREADS = 55  # as in team.hpp
+TEAM = Path(__file__).with_name("team.hpp")
+"""How threads share work: a part of every source."""
 PATIENCE = 180.0
 """Seconds that a compiler may take, which needs about five."""
 SINGLE: dict[str, Any] = {"dtype": torch.float32, "device": "cpu"}
@@ -50,9 +53,12 @@ def load_library(source: Path) -> ctypes.CDLL:
 
     """
     try:
-        return ctypes.CDLL(str(build_library(source)))
+        library = ctypes.CDLL(str(build_library(source)))
     except OSError as error:
         raise Unsupported(f"no library ({one_line(error)})") from error
+    if hasattr(library, "torchpact_is_busy"):
+        watch(library)
+    return library
 
 
 def build_library(source: Path) -> Path:
@@ -75,7 +81,7 @@ def build_library(source: Path) -> Path:
     if compiler is None:
         raise Unsupported("expected a C++ compiler (c++, g++, clang++ or $CXX), found none")
     headers = sorted(source.parent.glob(f"{source.stem}_*.hpp"))
-    text = b"".join(path.read_bytes() for path in (source, *headers))
+    text = b"".join(path.read_bytes() for path in (source, *headers, TEAM))
     key = hashlib.sha256(text + " ".join(FLAGS).encode() + _target(compiler)).hexdigest()[:16]
     return compiled_file(f"{source.stem}-{key}", ".so", lambda: _compile(compiler, source))
 
@@ -90,7 +96,7 @@ def _target(compiler: str) -> bytes:
 def _compile(compiler: str, source: Path) -> bytes:
     with tempfile.TemporaryDirectory(prefix="torchpact-") as folder:
         built = Path(folder) / "library.so"
-        _run(compiler, *FLAGS, str(source), "-o", str(built), folder=Path(folder))
+        _run(compiler, *FLAGS, f"-I{TEAM.parent}", str(source), "-o", str(built), folder=Path(folder))
         return built.read_bytes()
 
 

@@ -4,6 +4,7 @@ import math
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from torchpact.checks import one_line
 from torchpact.core.block import AdaptiveBlock
 from torchpact.core.call_args import CallArgs, call_args, channels_last, first_tensor
 from torchpact.core.callables import uncompiled
+from torchpact.core.collect import uncollected
 from torchpact.core.modes import Mode, as_mode
 from torchpact.engines.attention.outside import PackedModules
 from torchpact.engines.autotune import Choice, Notes, built, choose, joined, measuring
@@ -88,12 +90,32 @@ def deploy(
     specs = {name: block_spec(part, name) for name, part in adaptive_parts(own).items()}
     if not specs:
         raise TypeError(f"expected a network with adaptive blocks, got {type(net).__name__} without any")
-    network, contention, notes = network_spec(own), CpuContention(), Notes()
-    fast = Deployed(own, first, check_of(own, network, specs))
+    fast = Deployed(own, first, check_of(own, network_spec(own), specs))
+    fast.tune = partial(_tune, fast, own, names, engines is not None)
+    with left_as_it_was(net):
+        fast.tune(given)
+    _warn_of_dense(fast.report, specs, names)
+    return fast
+
+
+def _tune(fast: Deployed, own: nn.Module, names: Sequence[str], asked: bool, given: CallArgs) -> None:
+    """Choose what runs each part of a deployed network, by what is measured on an example.
+
+    Args:
+        fast: The deployed network.
+        own: The copy that it runs, with nothing in place of its parts.
+        names: The engines to choose from.
+        asked: Whether the user named them.
+        given: The example.
+
+    """
+    first = first_tensor(given)
     fast.refuse_misfits(given)
     if not len(first):
         raise ValueError("expected an example of at least one input, got none")
-    with measuring(first), left_as_it_was(net, own):
+    specs = {name: block_spec(part, name) for name, part in adaptive_parts(own).items()}
+    network, contention, notes = network_spec(own), CpuContention(), Notes()
+    with measuring(first), left_as_it_was(own), uncollected():
         parts = {name: spec.module for name, spec in specs.items()}
         with captured(parts, keep=True) as calls:
             given.call(own)
@@ -102,9 +124,7 @@ def deploy(
         # an engine that runs the network needs not be tried on its blocks
         among = [name for name in names if name not in wholes]
         by_part: dict[str, Notes] = {name: Notes() for name in specs}
-        choices = {
-            n: _choice(spec, calls[n], among, by_part[n], engines is not None) for n, spec in specs.items()
-        }
+        choices = {n: _choice(spec, calls[n], among, by_part[n], asked) for n, spec in specs.items()}
         notes |= joined(by_part)
         rows = [_row(specs[n], c, calls[n], costs[n]) for n, c in choices.items() if c is not None]
         patches = {
@@ -118,6 +138,7 @@ def deploy(
             best, seconds, fast.channels_last = as_copy(own, given, patches, ponders, names, notes)
             # the forward of a root with hooks is called by the module, which runs them
             instead = patches.get(own)
+            fast.patches = patches
             fast.run_by(instead if isinstance(instead, PatchedPart) and not is_watched(own) else own)
         else:
             runners = {name: choice and choice.runner for name, choice in choices.items()}
@@ -131,8 +152,6 @@ def deploy(
     busy = first.device.type == "cpu" and contention.is_high()
     what = "images" if network is not None else "examples"
     fast.report = Report(len(first), rows, [*notes], what, busy)
-    _warn_of_dense(fast.report, specs, names)
-    return fast
 
 
 def _counted(

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from torchpact.core.call_args import CallArgs, channels_last
+from torchpact.core.call_args import CallArgs, call_args, channels_last
 from torchpact.core.collect import active_collectors, report, uncollected
 from torchpact.core.frozen import FrozenModule
 from torchpact.core.halting_module import HaltingModule, halting_modules
@@ -16,6 +16,7 @@ from torchpact.core.thresholds import Thresholds, as_thresholds, run_bounds
 from torchpact.engines.base import NetworkRunner
 from torchpact.engines.graphs import MOST_SIZES
 from torchpact.engines.inputs import InputCheck
+from torchpact.engines.patching import Patches, patch, unpatch
 from torchpact.engines.report import Report
 
 
@@ -42,6 +43,9 @@ class Deployed(FrozenModule):
             next(floating, like) if check is None else check.like, check.kind if check else "network"
         )
         self.report = Report(0, [])
+        self.tune: Callable[[CallArgs], None] | None = None
+        self.patches: Patches = {}
+        """What stands in the place of its parts."""
         self.channels_last = False
         self.check = check
         self.__dict__["blocks"] = halting_modules(own)
@@ -59,6 +63,42 @@ class Deployed(FrozenModule):
     def explain(self) -> str:
         """Return a table of what runs each part, and how fast it was on the example, for ``print``."""
         return str(self.report)
+
+    def retune(self, example: Any, *, kwargs: Mapping[str, Any] | None = None) -> str:
+        """Measure the engines again, on another example or at a quieter time, and choose again.
+
+        The network computes the same afterwards. No other thread may call it meanwhile. If it fails, what
+        was chosen before stays.
+
+        Args:
+            example: As of :func:`~torchpact.deploy`: what it will be called with.
+            kwargs: Keyword arguments besides.
+
+        Returns:
+            What :meth:`explain` returns from now on.
+
+        Raises:
+            ValueError: The example is empty or does not fit.
+
+        Example:
+            >>> model = tp.models.psact_resnet32(mode="thresholded", halting_bias=0.0).eval()
+            >>> fast = tp.deploy(model, torch.randn(2, 3, 32, 32))
+            >>> print(fast.retune(torch.randn(1, 3, 32, 32)))  # single images will come
+            block     output    engine ...
+
+        """
+        assert self.tune is not None  # as deploy has seen to
+        before = self.network, self.patches, self.report, self.channels_last
+        unpatch(self.patches)
+        self.patches = {}
+        try:
+            self.tune(call_args(example, kwargs))
+        except BaseException:
+            network, self.patches, self.report, self.channels_last = before
+            self.run_by(network)
+            patch(self.patches)
+            raise
+        return self.explain()
 
     def extra_repr(self) -> str:
         """Return what runs each part for ``print``."""

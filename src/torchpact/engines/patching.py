@@ -103,12 +103,17 @@ def patch(patches: Patches) -> None:
         patched.install()
 
 
+def unpatch(patches: Patches) -> None:
+    """Leave parts as they were."""
+    for patched in patches.values():
+        patched.remove()
+
+
 @contextmanager
 def patched(patches: Patches) -> Iterator[None]:
-    """Do so for a while."""
+    """Have them run so for a while."""
     patch(patches)
     try:
         yield
     finally:
-        for each in patches.values():
-            each.remove()
+        unpatch(patches)

@@ -45,7 +45,7 @@ class Report:
     notes: Sequence[str] = field(default=())
     what: str = "images"
     busy: bool = False
-    """Whether other programs were in the way, so that all of it means little."""
+    """Whether other programs were in the way when it was measured, so that all of it means little."""
 
     def __str__(self) -> str:
         """Return a table for people."""
@@ -61,6 +61,10 @@ class Report:
         if self.measurements and self.measurements[-1].speedup < 0.97:
             lines.append(
                 "Slower than without decisions, which take longer than what is skipped, if anything is."
+            )
+        if self.busy:
+            lines.append(
+                "Other programs were busy when this was chosen: retune(example) measures and chooses again."
             )
         return "\n".join([*lines, *self.notes])
 

@@ -8,6 +8,7 @@ from torch.nn import functional as F
 
 from torchpact.core.ponder import Ponder, is_unknown, unknown, without_details
 from torchpact.engines.base import NO_CONTEXT, NetworkRunner, Runner, Unsupported
+from torchpact.engines.threads import calm
 from torchpact.nn.conv_units import join_patches, join_ponder
 from torchpact.specs import NetworkSpec
 from torchpact.specs.blocks import Bounds
@@ -30,6 +31,7 @@ class BlockByBlock(NetworkRunner):
         self._classifier = [x.detach().clone() for x in (spec.classifier.weight, spec.classifier.bias)]
         self.host_sync = any(run.host_sync for run in self.runners)
 
+    @calm
     def __call__(
         self, images: Tensor, bounds: Mapping[str, Bounds] | None = None
     ) -> tuple[Tensor, list[Ponder]]:

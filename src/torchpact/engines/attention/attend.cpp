@@ -6,8 +6,6 @@
 // A lane attends to the keys first[lane] to last[lane] - 1, which stands for padding, causality and windows.
 // Keys come in blocks, and what has been summed up is scaled when a larger score is found.
 
-#include <omp.h>
-
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
@@ -16,6 +14,7 @@
 
 #include "attend_products.hpp"
 #include "attend_vectors.hpp"
+#include "team.hpp"
 
 namespace {
 
@@ -197,6 +196,14 @@ void run(const Call& c, Scratch& s, int group, int kv_head, int from, int lanes)
     attend<3, T>(c, s, group, kv_head, from, lanes);
 }
 
+// That of the thread.
+inline Scratch& scratch() {
+    static thread_local std::vector<char> space;
+    if (space.empty()) space.resize(sizeof(Scratch) + 64);
+    const auto address = (reinterpret_cast<uintptr_t>(space.data()) + 63) / 64 * 64;
+    return *reinterpret_cast<Scratch*>(address);
+}
+
 }  // namespace
 
 extern "C" int torchpact_most_features() { return MOST; }
@@ -219,19 +226,14 @@ extern "C" void torchpact_attend(const Call* call) {
             }
     }
     const int count = static_cast<int>(tasks.size());
-#pragma omp parallel num_threads(std::max(std::min(c.threads, count), 1))
-    {
-        static thread_local std::vector<char> space;
-        if (space.empty()) space.resize(sizeof(Scratch) + 64);
-        const auto address = (reinterpret_cast<uintptr_t>(space.data()) + 63) / 64 * 64;
-        Scratch& s = *reinterpret_cast<Scratch*>(address);
-#pragma omp for schedule(dynamic, 1)
-        for (int i = 0; i < count; ++i) {
+    in_team(std::max(std::min(c.threads, count), 1), [&](Team& team) {
+        team.each(count, [&](long i, int) {
             const Task& t = tasks[i];
+            Scratch& s = scratch();
             if (c.bfloat16)
                 run<uint16_t>(c, s, t.group, t.kv_head, t.from, t.lanes);
             else
                 run<float>(c, s, t.group, t.kv_head, t.from, t.lanes);
-        }
-    }
+        });
+    });
 }

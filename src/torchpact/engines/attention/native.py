@@ -15,6 +15,7 @@ from torch import Tensor
 from torchpact.engines.attention.ragged import Ragged
 from torchpact.engines.base import Unsupported
 from torchpact.engines.cpp_build import MAX_THREADS, load_library, switched_off
+from torchpact.engines.threads import kernel_threads
 
 SOURCE = Path(__file__).with_name("attend.cpp")
 PRECISIONS = (torch.float32, torch.bfloat16)
@@ -93,7 +94,7 @@ def attend_natively(queries: Tensor, keys: Tensor, values: Tensor, scale: float,
         keys.size(1),
         size,
         queries.dtype == torch.bfloat16,
-        threads(),
+        kernel_threads(MAX_THREADS),
     )
     library().torchpact_attend(byref(call))
     return output
@@ -131,7 +132,7 @@ def norm_natively(
         eps,
         rms,
         x.dtype == torch.bfloat16,
-        threads(),
+        kernel_threads(MAX_THREADS),
     )
 
 
@@ -162,8 +163,3 @@ def _is_dense(x: Tensor) -> bool:
 def _steps(x: Tensor) -> tuple[int, ...]:
     """Of examples, heads and keys."""
     return (x.stride(0), x.stride(1), x.stride(0)) if x.dim() == 3 else x.stride()[:3]
-
-
-def threads() -> int:
-    """Return how many threads kernels use."""
-    return max(min(torch.get_num_threads(), MAX_THREADS), 1)

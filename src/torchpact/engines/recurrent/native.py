@@ -32,6 +32,7 @@ from torchpact.engines.recurrent.runner import (
     kernel_refusal,
     rnn_of,
 )
+from torchpact.engines.threads import kernel_threads
 from torchpact.specs import BlockSpec
 from torchpact.specs.blocks import Bounds
 
@@ -195,7 +196,7 @@ class RecurrentKernel:
             steps=steps.data_ptr(),
             rows=rows,
             batch=batch,
-            threads=max(min(torch.get_num_threads(), MAX_THREADS, batch), 1),
+            threads=kernel_threads(min(MAX_THREADS, batch)),
         )
         time, begin = len(sizes), 0
         while begin < time:

@@ -6,14 +6,14 @@
 // For 16 (8, 4) units at a time all gates are summed up in registers, and the new state comes straight out of
 // them. Threads share the sequences.
 
-#include <omp.h>
-
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
 #include <limits>
 #include <utility>
 #include <vector>
+
+#include "team.hpp"
 
 namespace {
 
@@ -205,14 +205,14 @@ float ask(const Layer& layer, const float* h) {
 int64_t place(const Call& call, const Row& row) { return call.offsets[row.time] + row.sequence; }
 
 template <class Cell>
-void read(const Layer& layer, const Call& call) {
+void read(const Layer& layer, const Call& call, int first, int step) {
     const int64_t units = layer.units, width = units * Cell::GATES;
     auto turn_to_input = [&](Row& row) {
         row.inputs = call.inputs + (place(call, row) - call.offsets[call.begin]) * width;
         row.done = 0;
     };
     std::vector<Row> rows;
-    for (int64_t s = omp_get_thread_num(); s < call.batch; s += omp_get_num_threads()) {
+    for (int64_t s = first; s < call.batch; s += step) {
         Row row{s, call.begin, std::min<int64_t>(call.lengths[s], call.end), 0,
                 call.h + s * units, call.spare + s * units, call.c + s * units, nullptr};
         if (row.time >= row.end) continue;
@@ -254,11 +254,16 @@ extern "C" {
 int32_t torchpact_lanes() { return LANES; }
 
 void torchpact_read(const Layer* layer, const Call* call) {
-#pragma omp parallel num_threads(call->threads)
-    switch (layer->kind) {
-        case 0: read<LSTM>(*layer, *call); break;
-        case 1: read<GRU>(*layer, *call); break;
-        default: read<Tanh>(*layer, *call);
-    }
+    in_team(call->threads, [&](Team& team) {
+        // the sequences of a part go through the weights together
+        const int parts = team.is_together ? team.members : std::min(call->batch, 4 * team.members);
+        team.each(parts, [&](long part, int) {
+            switch (layer->kind) {
+                case 0: read<LSTM>(*layer, *call, part, parts); break;
+                case 1: read<GRU>(*layer, *call, part, parts); break;
+                default: read<Tanh>(*layer, *call, part, parts);
+            }
+        });
+    });
 }
 }

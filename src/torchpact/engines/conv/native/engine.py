@@ -24,6 +24,7 @@ from torchpact.core.state import State
 from torchpact.engines.base import NO_CONTEXT, Engine, Runner, Unsupported
 from torchpact.engines.conv.support import bounds_of, conv_block_problem
 from torchpact.engines.cpp_build import MAX_THREADS, SINGLE, load_library
+from torchpact.engines.threads import calm, kernel_threads
 from torchpact.nn.conv_units import join_patches, split_patches, split_ponder
 from torchpact.specs import BlockSpec, ConvHead, ConvUnit, NetworkSpec, Norm
 from torchpact.specs.blocks import Bounds
@@ -148,6 +149,7 @@ class NativeBlock(Runner):
         self.limits: dict[Bounds, Tensor] = {}
 
     @torch.no_grad()
+    @calm
     def __call__(
         self, u: State, context: CallArgs = NO_CONTEXT, bounds: Bounds = None
     ) -> tuple[State, Ponder | None]:
@@ -161,9 +163,7 @@ class NativeBlock(Runner):
         if shape[2] % group or shape[3] % group:
             raise Unsupported(f"native: expected maps that patches of {group} pixels tile, got {shape[2:]}")
         output = torch.empty(shape, dtype=precision, memory_format=torch.channels_last, device="cpu")
-        call = _Call(
-            batch=batch, height=height, width=width, threads=min(torch.get_num_threads(), MAX_THREADS)
-        )
+        call = _Call(batch=batch, height=height, width=width, threads=kernel_threads(MAX_THREADS))
         call.input, call.output = source.data_ptr(), output.data_ptr()
         call.workspace = self._workspace(call)
         if not self.heads:
@@ -209,8 +209,8 @@ class NativeBlock(Runner):
         key = (call.height, call.width, call.threads)
         if key not in held:
             held.clear()  # of another size: one at a time
-            size = library().torchpact_workspace(byref(self.c), call.height, call.width)
-            held[key] = torch.zeros(size * call.threads // 4, **SINGLE)
+            size = library().torchpact_workspace(byref(self.c), *key)
+            held[key] = torch.zeros(size // 4, **SINGLE)
             call.workspace = held[key].data_ptr()
             library().torchpact_prepare(byref(self.c), byref(call))
         return held[key].data_ptr()
@@ -275,7 +275,7 @@ def library() -> ctypes.CDLL:
         raise Unsupported(f"native: {reason}") from reason
     kernel.torchpact_has_half.restype, kernel.torchpact_has_half.argtypes = c_int32, []
     kernel.torchpact_workspace.restype = c_int64
-    kernel.torchpact_workspace.argtypes = [POINTER(_Block), c_int32, c_int32]
+    kernel.torchpact_workspace.argtypes = [POINTER(_Block), c_int32, c_int32, c_int32]
     for function in (kernel.torchpact_run, kernel.torchpact_prepare):
         function.restype, function.argtypes = None, [POINTER(_Block), POINTER(_Call)]
     return kernel

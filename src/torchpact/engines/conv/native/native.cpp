@@ -4,22 +4,21 @@
 // its place in the bordered map. A convolution takes a list of places and computes PIXELS of them at a time for
 // 16 or 32 output channels, all in registers; wherever the pixels lie they cost the same, and nothing is
 // gathered. Images go one by one to the threads; those left over, when the batch is no multiple of the threads,
-// are shared by all.
+// are shared by all, stage by stage, unless others keep the cores busy: an image that is computed in parts by
+// one thread has the same bits.
 
 #include "native_image.hpp"
 
 namespace {
 
 template <typename T>
-int64_t workspace_of(const Block& block, int32_t height, int32_t width) {
-    char* at = nullptr;
-    make_seat<T>(block, Shape(block, height, width), at);
-    return at - static_cast<char*>(nullptr);
+int64_t workspace_of(const Block& block, int32_t height, int32_t width, int32_t threads) {
+    return threads * size_of_seat<T>(block, Shape(block, height, width, threads));
 }
 
 template <typename T>
 void prepare(const Block& block, const Call& call) {
-    const Shape shape(block, call.height, call.width);
+    const Shape shape(block, call.height, call.width, call.threads);
     char* at = static_cast<char*>(call.workspace);
     for (int t = 0; t < call.threads; ++t)
         fill_tables(block, shape, make_seat<T>(block, shape, at), call.threads);
@@ -27,24 +26,18 @@ void prepare(const Block& block, const Call& call) {
 
 template <typename T>
 void run(const Block& block, const Call& call) {
-    const Shape shape(block, call.height, call.width);
-    const int64_t seat = workspace_of<T>(block, call.height, call.width);
+    const Shape shape(block, call.height, call.width, call.threads);
     char* workspace = static_cast<char*>(call.workspace);
-#pragma omp parallel num_threads(call.threads)
-    {
-        const int team = omp_get_num_threads(), member = omp_get_thread_num();
-        const long alone = call.batch / team * team;
-        if (alone) {
-            Image<T> image(block, call, shape, workspace + member * seat, 0, 1);
-#pragma omp for schedule(dynamic, 1)
-            for (long i = 0; i < alone; ++i) image.run(i);
-        }
-        if (alone < call.batch) {
-            Image<T> image(block, call, shape, workspace, member, team);
-#pragma omp barrier
-            for (long i = alone; i < call.batch; ++i) image.run(i);
-        }
-    }
+    in_team(call.threads, [&](Team& team) {
+        const long whole = call.batch / team.members * team.members;
+        team.each(team.is_together ? whole : call.batch, [&](long i, int member) {
+            const int parts = i < whole ? 1 : team.members;
+            Image<T>(block, call, shape, workspace, member, parts, nullptr).run(i);
+        });
+        if (!team.is_together || whole == call.batch) return;
+        Image<T> image(block, call, shape, workspace, 0, team.members, &team);
+        for (long i = whole; i < call.batch; ++i) image.run(i);
+    });
 }
 
 #if defined(__AVX512BF16__)
@@ -66,9 +59,9 @@ int32_t torchpact_has_half() {
 #endif
 }
 
-// The bytes that one thread works in.
-int64_t torchpact_workspace(const Block* block, int32_t height, int32_t width) {
-    return (IN_PRECISION_OF(block, workspace_of))(*block, height, width);
+// The bytes that threads work in.
+int64_t torchpact_workspace(const Block* block, int32_t height, int32_t width, int32_t threads) {
+    return (IN_PRECISION_OF(block, workspace_of))(*block, height, width, threads);
 }
 
 // Fill the tables of a zeroed workspace, before its first use.

@@ -32,7 +32,7 @@ struct Call {
     float* probs;         // [units][batch][positions], filled with 1
     int64_t* steps;       // [batch][positions], filled with 1
     float* expected;      // [batch][positions], filled with 1
-    void* workspace;      // threads × torchpact_workspace bytes, prepared
+    void* workspace;      // torchpact_workspace bytes, prepared
 };
 }
 
@@ -79,7 +79,8 @@ constexpr long CHUNK = MOST_TILES * PIXELS;
 struct Shape {
     long height, width, row, places, positions, pixels;
     long in_row, in_places, in_pixels;
-    Shape(const Block& b, long in_height, long in_width) {
+    int parts;  // of an image that threads share
+    Shape(const Block& b, long in_height, long in_width, int threads) : parts(threads) {
         height = (in_height + b.stride - 1) / b.stride, width = (in_width + b.stride - 1) / b.stride;
         row = width + 2, places = row * (height + 2), pixels = height * width;
         in_row = in_width + 2, in_places = in_row * (in_height + 2), in_pixels = in_height * in_width;
@@ -93,7 +94,7 @@ struct Order {
     int32_t *all, *strided;
 };
 
-// Maps are those of the first seat where threads share an image. Of bottlenecks, which have a map only where
+// Maps and lists are those of the first seat where threads share an image. Of bottlenecks, which have a map only where
 // neighbours are looked at, there are the output of the first convolution, and rows for a chunk of pixels.
 template <typename T>
 struct Seat {
@@ -101,7 +102,7 @@ struct Seat {
     T *input, *active_input, *middle;  // likewise: pre-activation, relu(BN(u)), conv1
     T* rows;                           // of a chunk: what a convolution reads, or leaves for the next
     float *logits, *survival;          // of places, of positions
-    float* total;                      // the sum of u over pixels, or this thread's part of it
+    float* total;                      // the sum of u over pixels, of each part of them
     int32_t *active, *near;            // lists of places
     uint8_t *live, *spread, *mark;     // of places: active, dilated by row, dilated
     // what stays:
@@ -127,7 +128,7 @@ Seat<T> make_seat(const Block& b, const Shape& s, char*& at) {
     seat.middle = take<T>(at, s.places * (b.middle ? b.middle : b.outputs));
     seat.rows = take<T>(at, b.middle ? CHUNK * std::max({b.inputs, b.middle, b.outputs}) : 0);
     seat.logits = take<float>(at, s.places), seat.survival = take<float>(at, s.pixels);
-    seat.total = take<float>(at, b.outputs);
+    seat.total = take<float>(at, s.parts * b.outputs);
     for (int32_t** list : {&seat.active, &seat.near, &seat.alone.all, &seat.alone.strided, &seat.together.all,
                            &seat.together.strided})
         *list = take<int32_t>(at, s.pixels);
@@ -136,6 +137,13 @@ Seat<T> make_seat(const Block& b, const Shape& s, char*& at) {
     seat.inside = take<uint16_t>(at, s.places);
     for (uint8_t** map : {&seat.live, &seat.spread, &seat.mark}) *map = take<uint8_t>(at, s.places);
     return seat;
+}
+
+template <typename T>
+int64_t size_of_seat(const Block& b, const Shape& s) {
+    char* at = nullptr;
+    make_seat<T>(b, s, at);
+    return at - static_cast<char*>(nullptr);
 }
 
 inline void fill_order(const Block& b, const Shape& s, const Order& order, long bands) {
