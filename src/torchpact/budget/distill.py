@@ -107,9 +107,10 @@ def distill(
     )
     train_exits(work)
     train_heads(work)
-    thresholds = calibrate(root, work.held, work.budget, work.score, inputs=lambda item: item.inputs)
+    thresholds = calibrate(
+        root, work.held, work.budget, work.score, inputs=lambda item: item.inputs, progress=work.report
+    )
     use_thresholds(root, thresholds)
-    work.finish()
     root.eval()
     return ada
 

@@ -13,7 +13,7 @@ from torchpact.core.layer_run import LayerRun
 from torchpact.core.overrides import use_mode, use_thresholds
 from torchpact.core.state import State
 from torchpact.core.thresholds import Thresholds
-from torchpact.specs.call_capture import captured
+from torchpact.specs.call_capture import Call, captured
 
 Exit = Mapping[str, int]
 """After which step each block halts, by name."""
@@ -26,8 +26,13 @@ class ExitOutputs(NamedTuple):
     """One for each exit."""
     ponders: Ponders
     """Of the run in which nothing halts, with exits."""
-    real: Tensor | None
-    """False for padding, (batch, length), as far as the network told it to its layers."""
+    calls: Mapping[str, Sequence[Call]]
+    """What blocks were called with in that run, by name."""
+
+    @property
+    def real(self) -> Tensor | None:
+        """False for padding, (batch, length), as far as the network told it to its layers."""
+        return next(iter(self.calls.values()))[0].real
 
 
 def exit_outputs(net: nn.Module, given: CallArgs, exits: Sequence[Exit]) -> ExitOutputs:
@@ -66,7 +71,7 @@ def exit_outputs(net: nn.Module, given: CallArgs, exits: Sequence[Exit]) -> Exit
         else:
             with use_mode(net, "thresholded"), use_thresholds(net, pinned(blocks, each)):
                 outputs.append(given.call(net))
-    return ExitOutputs(outputs, ponders, calls[name][0].real)
+    return ExitOutputs(outputs, ponders, calls)
 
 
 def pinned(blocks: Mapping[str, HaltingModule], exit: Exit) -> Thresholds:

@@ -251,10 +251,6 @@ class Distillation:
                 digest.update(_bytes(x))
         return digest.hexdigest()
 
-    def finish(self) -> None:
-        """Report the end."""
-        self.report(Progress("calibration", 1, 1, {}))
-
 
 def train_exits(work: Distillation) -> None:
     """Train all weights on the mean loss of exits, and keep those that were best on held-out batches.
