@@ -85,6 +85,8 @@ def test_moves_of_heads_are_tried_on_a_part_of_many_examples(monkeypatch):
     monkeypatch.setattr(held, "run", counted)
     found = search.best(0.6)
     plain = LevelSearch(HeldOut(ada, batches), 0).best(0.6)
+    assert found is not None
+    assert plain is not None
     assert found.cost <= 0.6
     assert found.score >= plain.score
     assert min(sizes) == 4  # a quarter of the batches

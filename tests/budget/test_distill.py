@@ -219,6 +219,44 @@ def test_the_global_random_state_is_left_alone():
     assert torch.equal(torch.random.get_rng_state(), before)
 
 
+def test_outputs_among_halted_tokens_are_those_of_a_run_with_these_decisions():
+    net = tp.adapt(network("decoder"))
+    (batch,) = batches("decoder", 1)
+    (run,) = halting_modules(net)
+    with torch.no_grad():
+        torch.manual_seed(5)
+        found = exit_outputs(net, call_args(batch), [{run: step} for step in (1, 2, 3)], (0.3, 0.3, 0.4))
+        with tp.use_heads(net, tp.criteria.RandomExit((0.3, 0.3, 0.4))), tp.use_mode(net, "discrete"):
+            torch.manual_seed(5)
+            with tp.collect(net, exits=True) as ponders:
+                expected = net(**batch).logits
+        kept = ponders[0].exits
+        assert kept is not None
+        for step, output in zip((1, 2), found.outputs, strict=False):
+            by_hand = net.lm_head(net.model.norm(kept.states[step - 1]))
+            torch.testing.assert_close(output.logits, by_hand, rtol=0, atol=1e-6)
+    assert torch.equal(found.ponders[0].steps, ponders[0].steps)
+    assert len(ponders[0].steps.unique()) == 3
+    torch.testing.assert_close(found.outputs[-1].logits, expected, rtol=0, atol=0)
+
+
+def test_exits_of_share_0_are_not_trained():
+    shares = (0.0, 0.5, 0.5)
+    config = tp.budget.DistillConfig(exit_updates=3, head_updates=0, lr=1e-2, exit_shares=shares)
+    seen = []
+
+    def loss(output, teacher, batch):
+        seen.append(output)
+        return (output - teacher).square().mean((1, 2))
+
+    tp.distill(encoder(), states(2), 0.9, loss=loss, config=config, progress=lambda _: seen.append(None))
+    first = seen.index(None)
+    calls = "".join("|" if each is None else "o" for each in seen[first:]).split("|")
+    assert [len(each) for each in calls[1:3]] == [2, 2 + 3]  # two an update; at the end three held out
+    with pytest.raises(ValueError, match="exit_shares of 3 steps that sum to 1, got 2"):
+        tp.distill(encoder(), states(2), 0.9, config=tp.budget.DistillConfig(exit_shares=(0.5, 0.5)))
+
+
 def test_training_ends_early_where_nothing_gets_better():
     seen: list[tp.budget.Progress] = []
     config = tp.budget.DistillConfig(exit_updates=50, head_updates=0, check_every=1, patience=3, lr=50.0)

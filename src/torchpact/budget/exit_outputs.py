@@ -10,9 +10,10 @@ from torchpact.core.call_args import CallArgs
 from torchpact.core.collect import Ponders, collect
 from torchpact.core.halting_module import HaltingModule, halting_modules
 from torchpact.core.layer_run import LayerRun
-from torchpact.core.overrides import use_mode, use_thresholds
+from torchpact.core.overrides import use_heads, use_mode, use_thresholds
 from torchpact.core.state import State
 from torchpact.core.thresholds import Thresholds
+from torchpact.nn.criteria import RandomExit
 from torchpact.specs.call_capture import Call, captured
 
 Exit = Mapping[str, int]
@@ -25,7 +26,7 @@ class ExitOutputs(NamedTuple):
     outputs: list[Any]
     """One for each exit."""
     ponders: Ponders
-    """Of the run in which nothing halts, with exits."""
+    """Of the run, with exits."""
     calls: Mapping[str, Sequence[Call]]
     """What blocks were called with in that run, by name."""
 
@@ -35,7 +36,9 @@ class ExitOutputs(NamedTuple):
         return next(iter(self.calls.values()))[0].real
 
 
-def exit_outputs(net: nn.Module, given: CallArgs, exits: Sequence[Exit]) -> ExitOutputs:
+def exit_outputs(
+    net: nn.Module, given: CallArgs, exits: Sequence[Exit], shares: Sequence[float] | None = None
+) -> ExitOutputs:
     """Return what a network returns if all positions leave at an exit, for several exits.
 
     Of a network with one block, the steps run once; what comes after the block runs for each exit on the
@@ -45,6 +48,9 @@ def exit_outputs(net: nn.Module, given: CallArgs, exits: Sequence[Exit]) -> Exit
         net: A network with adaptive blocks.
         given: What it is called with.
         exits: After which step each block halts.
+        shares: Of one block: positions halt at random after each step, with these probabilities, so that the
+            others see states of positions that have halted, as they will; outputs of an exit count where
+            a position got there, which its ``steps`` tell. By default nothing halts.
 
     Raises:
         ValueError: The network has no adaptive blocks, or calls one several times.
@@ -53,7 +59,11 @@ def exit_outputs(net: nn.Module, given: CallArgs, exits: Sequence[Exit]) -> Exit
     blocks = halting_modules(net)
     one = len(blocks) == 1
     outputs: list[Any] = []
-    never = use_mode(net, "thresholded"), use_thresholds(net, Thresholds("never"))
+    never: Sequence[Any]
+    if shares is None:
+        never = use_mode(net, "thresholded"), use_thresholds(net, Thresholds("never"))
+    else:
+        never = use_mode(net, "discrete"), use_heads(net, RandomExit(shares))
     watched = captured(blocks), collect(net, exits=True), _returned(blocks)
     with never[0], never[1], watched[0] as calls, watched[1] as ponders, watched[2] as returned:
         full = given.call(net)

@@ -8,6 +8,7 @@ import random
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -43,6 +44,9 @@ class DistillConfig:
         head_lr: That of the heads, by plain Adam.
         exits_an_update: How many exits are trained in an update, the last one always among them; None is all
             of networks with one block, and 3 of others.
+        exit_shares: How many of the tokens or pixels halt after each step, at random, while exits are trained
+            (of networks with one block, whose loss is of positions); equal shares by default. Exits of share
+            0 are not trained, in any network.
         clip: The largest norm of gradients.
         held_out: The share of batches that is held out, where none are given.
         check_every: After how many updates of the exits the held-out loss is measured.
@@ -64,6 +68,7 @@ class DistillConfig:
     lr: float = 1e-4
     head_lr: float = 1e-2
     exits_an_update: int | None = None
+    exit_shares: tuple[float, ...] | None = None
     clip: float = 1.0
     held_out: float = 0.2
     check_every: int = 50
@@ -130,6 +135,12 @@ class Distillation:
         self.loss, self.logits, self.frozen, self.folder = loss, logits, frozen, folder
         self.blocks = halting_modules(ada)
         self.most = max(block.max_steps for block in self.blocks.values())
+        shares = config.exit_shares
+        if shares is not None and (len(shares) != self.most or abs(sum(shares) - 1) > 1e-6):
+            raise ValueError(
+                f"expected exit_shares of {self.most} steps that sum to 1, got {len(shares)} of sum "
+                f"{sum(shares):g}"
+            )
         self.heads = {id(p): p for block in self.blocks.values() for p in block.all_heads.parameters()}
         trained = {id(p): p for p in ada.parameters() if p.requires_grad and id(p) not in self.heads}
         self.weights = [] if frozen else [*trained.values()]
@@ -152,7 +163,7 @@ class Distillation:
 
     def drawn_exits(self, draw: random.Random) -> list[Exit]:
         """Return the exits to train in an update: the last one, and some others or all."""
-        several = len(self.blocks) > 1
+        several, shares = len(self.blocks) > 1, self.config.exit_shares
         count = self.config.exits_an_update or (3 if several else self.most)
         last = self.exits([self.most])
         if several:
@@ -161,7 +172,8 @@ class Distillation:
                 {name: draw.randint(1, self.blocks[name].max_steps) for name in names}
                 for _ in range(count - 1)
             ]
-        steps = draw.sample(range(1, self.most), min(count - 1, self.most - 1))
+        early = [step for step in range(1, self.most) if shares is None or shares[step - 1]]
+        steps = draw.sample(early, min(count - 1, len(early)))
         return self.exits(sorted(steps)) + last
 
     def target(self, item: Item) -> Any:
@@ -188,6 +200,34 @@ class Distillation:
         self._real[item.number] = found.real
         return [self.loss_of(output, item) for output in found.outputs], found.ponders
 
+    def losses_among_halted(self, item: Item, exits: list[Exit]) -> list[Losses]:
+        """Return the losses at some exits, of positions that get there while others halt at random.
+
+        Where examples decide, or losses are of examples, nothing halts.
+        """
+        shares = self.config.exit_shares or (1 / self.most,) * self.most
+        if len(self.blocks) > 1 or not self.by_position:
+            return self.losses(item, exits)[0]
+        found = exit_outputs(self.ada, item.given, exits, shares)
+        self._real[item.number] = found.real
+        (name,) = self.blocks
+        steps = found.ponders[0].steps.flatten(1)
+        each = []
+        for exit, output in zip(exits, found.outputs, strict=True):
+            own = self.loss_of(output, item)
+            there = (steps >= exit[name])[:, : own.values.size(1)]
+            each.append(own._replace(weights=own.weights * there))
+        return each
+
+    @cached_property
+    def by_position(self) -> bool:
+        """Whether each position decides and has a loss."""
+        with evaluating(self.ada):
+            (found,), ponders = self.losses(self.held[0], self.exits([self.most]))
+        steps = ponders[0].steps
+        flat = steps.flatten(1).size(1)
+        return found.values.dim() == 2 and flat > 1 and found.values.size(1) <= flat == steps.size(1)
+
     def loss_of(self, output: Any, item: Item) -> Losses:
         """Return the losses of an output for a batch."""
         examples = batch_size(self.ada, item.given)
@@ -211,6 +251,12 @@ class Distillation:
                 total += weight * torch.stack([each.mean.cpu() for each in found])
                 count += weight
         return total / max(count, 1e-12)
+
+    def held_out_loss(self) -> float:
+        """Return the mean held-out loss of the exits that are trained."""
+        shares = self.config.exit_shares or (1.0,) * self.most
+        trained = torch.tensor([bool(share) or step + 1 == self.most for step, share in enumerate(shares)])
+        return float(self.held_out_losses()[trained].mean())
 
     def save(self, extra: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
         """Write the state of a stage."""
@@ -270,21 +316,21 @@ def train_exits(work: Distillation) -> None:
         waited = work.saved.record["waited"]
         training_state.load_optimizer(optimizer, part(work.saved.tensors, "optimizer"))
     else:
-        best_loss = float(work.held_out_losses().mean())
+        best_loss = work.held_out_loss()
     values: dict[str, float] = {}
     while work.done < config.exit_updates and waited < config.patience:
         for group in optimizer.param_groups:
             group["lr"] = config.lr * _schedule(work.done, config.exit_updates)
         item, draw = _drawn(work, "exits")
         with _fixed(ada, config.seed, work.done), _located(work):
-            losses, _ = work.losses(item, work.drawn_exits(draw))
+            losses = work.losses_among_halted(item, work.drawn_exits(draw))
             loss = torch.stack([each.mean for each in losses]).mean()
             _update(optimizer, loss, work.weights, config.clip)
         work.done += 1
         values["loss"] = float(loss.detach())
         if work.done % config.check_every == 0 or work.done == config.exit_updates:
             with _located(work):
-                held = float(work.held_out_losses().mean())
+                held = work.held_out_loss()
             waited = 0 if held < best_loss else waited + 1
             if held < best_loss:
                 best, best_loss = _copied(ada), held
