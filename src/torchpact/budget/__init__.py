@@ -14,9 +14,11 @@ from torchpact.budget.compare import Compared, compare
 from torchpact.budget.controller import PriceController
 from torchpact.budget.diagnose import diagnose
 from torchpact.budget.diagnosis import BlockDiagnosis, Diagnosis, ExitRow
+from torchpact.budget.discrepancy import discrepancy
 from torchpact.budget.distill import distill
 from torchpact.budget.executable import Gain
 from torchpact.budget.head_states import HeadState
+from torchpact.budget.latency import LatencyMeter
 from torchpact.budget.progress import Progress
 from torchpact.budget.shallow import fewer_layers, first_layers
 from torchpact.budget.stages import DistillConfig
@@ -31,6 +33,7 @@ __all__ = [
     "ExitRow",
     "Gain",
     "HeadState",
+    "LatencyMeter",
     "PriceController",
     "Progress",
     "TableRow",
@@ -38,6 +41,7 @@ __all__ = [
     "calibrate",
     "compare",
     "diagnose",
+    "discrepancy",
     "distill",
     "fewer_layers",
     "first_layers",
