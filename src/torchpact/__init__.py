@@ -9,7 +9,7 @@ The objective    map_loss; reinforce_loss, rloo_loss, EMABaseline; exact_loss, a
 The networks     models: ResNets, plain and adaptive; AdaptiveRNN; count_flops: what a run costs
 Your network     adapt, unadapt, summary; collect: what its blocks did; save_pretrained, from_pretrained
 Does it pay?     diagnose: before training, by exit; after, which heads are dead and why
-To a budget      Budget: train to it; calibrate: thresholds that meet it, ThresholdTable: for several
+To a budget      distill: a copy learns to meet it; Budget, calibrate, ThresholdTable: in a loop of your own
 Deployment       deploy: the same outputs, halted work skipped
 Other problems   svo: stochastic variational optimization of any f(z)
 """
@@ -19,7 +19,7 @@ import torchpact.first  # noqa: F401 (before what takes long to import)
 # isort: split
 from torchpact import models, svo
 from torchpact.adapt import adapt, from_pretrained, save_pretrained, summary, unadapt
-from torchpact.budget import Budget, Diagnosis, PriceController, ThresholdTable, calibrate, diagnose
+from torchpact.budget import Budget, Diagnosis, PriceController, ThresholdTable, calibrate, diagnose, distill
 from torchpact.core.baseline import EMABaseline
 from torchpact.core.block import AdaptiveBlock
 from torchpact.core.collect import Ponders, collect
@@ -73,6 +73,7 @@ __all__ = [
     "decide",
     "deploy",
     "diagnose",
+    "distill",
     "exact_loss",
     "exit_thresholds",
     "expected_steps",

@@ -10,6 +10,7 @@ from torch import nn
 import torchpact as tp
 from tests.budget.networks import Classifier, Tokens, with_random_heads
 from torchpact.budget.heldout import HeldOut
+from torchpact.budget.levels import LevelSearch
 from torchpact.budget.search import candidates
 
 
@@ -38,6 +39,67 @@ def test_the_thresholds_of_a_small_network_are_those_of_an_exhaustive_search():
         assert share(net, batches, thresholds) == pytest.approx(found.cost)
         assert found.cost <= budget
         assert found.score == pytest.approx(best)
+
+
+@pytest.mark.parametrize("make", [Classifier, lambda: tp.adapt(padded_encoder(), per="example")])
+def test_the_record_of_all_exits_is_that_of_runs_that_are_pinned_there(make):
+    net = make().eval()
+    given = inputs_of(net)
+    held = HeldOut(net, given)
+    record = held.record()
+    (block,) = held.blocks.values()
+    for step in range(1, block.max_steps + 1):
+        ran = held.run(tp.exit_thresholds(net, step))
+        torch.testing.assert_close(record.costs[step - 1], ran.costs, rtol=0, atol=1e-12)
+        torch.testing.assert_close(record.scores[step - 1], ran.scores, rtol=0, atol=1e-6)
+
+
+def padded_encoder():
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+    sizes = {"hidden_size": 16, "num_hidden_layers": 4, "num_attention_heads": 2, "intermediate_size": 24}
+    torch.manual_seed(0)
+    return transformers.BertModel(transformers.BertConfig(vocab_size=30, **sizes))
+
+
+def inputs_of(net):
+    generator = torch.Generator().manual_seed(0)
+    if isinstance(net, Classifier):
+        return [torch.randn(8, 8, generator=generator) for _ in range(2)]
+    masks = [torch.arange(7) < torch.randint(1, 8, (6, 1), generator=generator) for _ in range(2)]
+    ids = [torch.randint(30, (6, 7), generator=generator) for _ in masks]
+    return [{"input_ids": x, "attention_mask": mask.long()} for x, mask in zip(ids, masks, strict=True)]
+
+
+def test_moves_of_heads_are_tried_on_a_part_of_many_examples(monkeypatch):
+    ada = with_random_heads(Tokens())
+    generator = torch.Generator().manual_seed(0)
+    batches = [torch.randn(32, 4, 16, generator=generator) for _ in range(16)]
+    held = HeldOut(ada, batches)
+    search = LevelSearch(held, 24)
+    sizes, run = [], held.run
+
+    def counted(thresholds, part=None):
+        sizes.append(16 if part is None else len(part))
+        return run(thresholds, part)
+
+    monkeypatch.setattr(held, "run", counted)
+    found = search.best(0.6)
+    plain = LevelSearch(HeldOut(ada, batches), 0).best(0.6)
+    assert found is not None
+    assert plain is not None
+    assert found.cost <= 0.6
+    assert found.score >= plain.score
+    assert min(sizes) == 4  # a quarter of the batches
+    assert sum(sizes) < 24 * 16
+
+
+def test_calibration_reports_what_it_has_run():
+    net = with_random_heads(Tokens())
+    seen: list[tp.budget.Progress] = []
+    tp.calibrate(net, [torch.randn(4, 4, 16)], 0.6, runs=4, progress=seen.append)
+    assert [each.done for each in seen] == sorted({each.done for each in seen})
+    assert {each.stage for each in seen} == {"calibration"}
+    assert seen[-1].values["cost"] > 0
 
 
 def test_more_budget_is_never_worse_and_every_budget_is_met():

@@ -13,6 +13,7 @@ from torchpact.budget.confidence import betting_p_value, binomial_p_value, least
 from torchpact.budget.heldout import HeldOut
 from torchpact.budget.latency import LatencyMeter
 from torchpact.budget.levels import LevelSearch, Tried
+from torchpact.budget.progress import Report, reporter
 from torchpact.budget.scores import Score
 from torchpact.budget.search import best_bounds
 from torchpact.budget.table import TableRow, ThresholdTable
@@ -36,6 +37,7 @@ def calibrate(
     score_range: tuple[float, float] = (0.0, 1.0),
     inputs: Callable[[Any], Any] | None = None,
     runs: int = 24,
+    progress: Report | bool | None = None,
 ) -> Thresholds: ...
 
 
@@ -48,6 +50,7 @@ def calibrate(
     *,
     inputs: Callable[[Any], Any] | None = None,
     runs: int = 24,
+    progress: Report | bool | None = None,
 ) -> ThresholdTable: ...
 
 
@@ -62,6 +65,7 @@ def calibrate(
     score_range: tuple[float, float] = (0.0, 1.0),
     inputs: Callable[[Any], Any] | None = None,
     runs: int = 24,
+    progress: Report | bool | None = None,
 ) -> Thresholds | ThresholdTable:
     """Return thresholds for a network, chosen on held-out inputs.
 
@@ -88,7 +92,9 @@ def calibrate(
         confidence: Of the quality, in (0, 1).
         score_range: The least and the largest score of an example; for the quality.
         inputs: Takes what the network is called with out of a batch, as where a batch has labels besides.
-        runs: How many runs of all batches the refinement of single heads may take for each budget.
+        runs: How many moves of single heads may be tried for each budget.
+        progress: Is told of progress, see :class:`~torchpact.budget.Progress`; True writes lines to standard
+            error, False is quiet, and None writes lines if standard error is a terminal.
 
     Returns:
         Thresholds; of several budgets a :class:`~torchpact.ThresholdTable`.
@@ -114,8 +120,9 @@ def calibrate(
     if (budget is None) == (quality is None):
         raise TypeError("expected a budget or a quality for thresholds, one of the two")
     check_count("runs", runs, 0)
+    report = reporter(progress)
     if quality is not None:
-        return _at_quality(net, batches, score, quality, confidence, score_range, inputs, runs)
+        return _at_quality(net, batches, score, quality, confidence, score_range, inputs, runs, report)
     several = isinstance(budget, Sequence)
     given = budget if isinstance(budget, Sequence) else [budget]
     asked = [each if isinstance(each, Budget) else Budget(each) for each in given]
@@ -125,7 +132,7 @@ def calibrate(
         raise ValueError("expected a budget for all blocks together, got one for each")
     if len({each.ms is None for each in asked}) > 1:
         raise ValueError("expected budgets of one unit, got some in FLOPs and some in ms")
-    search = _Search(HeldOut(net, batches, score or "similarity", inputs), runs)
+    search = _Search(HeldOut(net, batches, score or "similarity", inputs), runs, report)
     rows = [
         search.by_ms(each) if each.ms is not None else search.by_flops(each.target or 0.0) for each in asked
     ]
@@ -135,9 +142,9 @@ def calibrate(
 class _Search:
     """Looks for the best thresholds within shares of the FLOPs, by a record of exits or by runs."""
 
-    def __init__(self, held: HeldOut, runs: int) -> None:
+    def __init__(self, held: HeldOut, runs: int, report: Report) -> None:
         self.held = held
-        self.levels = LevelSearch(held, runs)
+        self.levels = LevelSearch(held, runs, report)
         self.record = held.record() if held.per_example else None
         self.least = self.levels.least() if self.record is None else float(self.record.costs[0].mean())
         self._latency: LatencyMeter | None = None
@@ -219,6 +226,7 @@ def _at_quality(
     score_range: tuple[float, float],
     inputs: Callable[[Any], Any] | None,
     runs: int,
+    report: Report,
 ) -> Thresholds:
     """Return the cheapest thresholds found that pass a test of their quality."""
     check_number("quality", quality, 0, 1, open_low=True, open_high=True)
@@ -228,7 +236,7 @@ def _at_quality(
     given, level = [*batches], 1 - confidence
     if len(given) < 2:
         raise ValueError(f"expected at least two batches, one to search and one to test on, got {len(given)}")
-    search = _Search(HeldOut(net, given[::2], score or "agreement", inputs), runs)
+    search = _Search(HeldOut(net, given[::2], score or "agreement", inputs), runs, report)
     test = HeldOut(net, given[1::2], score or "agreement", inputs)
     never = Thresholds("never")
     full, whole = test.run(never), search.levels.run(never)

@@ -10,15 +10,17 @@ from torch import Tensor, nn
 from torchpact.budget.exit_states import ExitStates, replaced
 from torchpact.budget.heldout import HeldOut
 from torchpact.budget.unit_losses import Item, Loss, UnitLosses
+from torchpact.core.call_args import CallArgs
+from torchpact.core.callables import uncompiled
 from torchpact.core.collect import collect
-from torchpact.core.halting_module import HaltingModule
+from torchpact.core.halting_module import HaltingModule, halting_modules
 from torchpact.core.layer_run import LayerRun
 from torchpact.core.modes import Thresholded
 from torchpact.core.overrides import use_mode, use_thresholds
 from torchpact.core.ponder import Ponder
 from torchpact.core.thresholds import Thresholds
 from torchpact.flops.count import evaluating
-from torchpact.specs.call_capture import Call, captured
+from torchpact.specs.call_capture import Call, batch_size, captured
 
 
 @dataclass
@@ -145,7 +147,7 @@ def exits_by_block(
                 own[ponder.name].add(ponder, half.losses.real[index], calls[ponder.name][0].real)
     plain = sum(len(half.held) * half.held.plain for half in halves) / sum(len(half.held) for half in halves)
     plain = max(plain, 1.0)  # where nothing is computed
-    tails = _tails(halves[0])
+    tails = tail_flops(net, halves[0].held.given[0])
     return [_of_block(name, halves, [own[name] for own in seen], plain, tails[name]) for name in seen[0]]
 
 
@@ -209,14 +211,20 @@ def _bounds(block: HaltingModule) -> tuple[float, ...]:
     return (mode.bound,) * (block.max_steps - 1) if bounds is None else bounds
 
 
-def _tails(half: _Half) -> dict[str, float]:
-    """Return the FLOPs of an example after each block, on the first batch."""
+def tail_flops(net: nn.Module, given: CallArgs) -> dict[str, float]:
+    """Return the FLOPs of an example after each block, by name.
+
+    Args:
+        net: A network with adaptive blocks.
+        given: A batch.
+
+    """
     from torch.utils.flop_counter import FlopCounterMode  # imports Triton, where there is one
 
-    net, given, ends = half.held.net, half.held.given[0], {}
+    net, ends = uncompiled(net), {}
     counter = FlopCounterMode(display=False)
     handles = []
-    for name, block in half.held.blocks.items():
+    for name, block in halting_modules(net).items():
         module = block.layers[-1] if isinstance(block, LayerRun) else block
 
         def note(_module: nn.Module, _args: Any, _output: Any, name: str = name) -> None:
@@ -230,4 +238,4 @@ def _tails(half: _Half) -> dict[str, float]:
         for handle in handles:
             handle.remove()
     total = counter.get_total_flops()
-    return {name: (total - end) / half.held.sizes[0] for name, end in ends.items()}
+    return {name: (total - end) / batch_size(net, given) for name, end in ends.items()}

@@ -1,21 +1,21 @@
 """Held-out batches of a network, run with any thresholds: what every example costs, and how good it is."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from torchpact.budget.exit_outputs import exit_outputs
 from torchpact.budget.scores import Score, agreement, checked_score, similarity
 from torchpact.budget.search import Record
 from torchpact.core.call_args import CallArgs, call_args, first_tensor, tensors_in
 from torchpact.core.callables import uncompiled
 from torchpact.core.collect import collect
-from torchpact.core.exits import exit_thresholds
 from torchpact.core.halting_module import halting_modules
 from torchpact.core.overrides import use_mode, use_thresholds
 from torchpact.core.thresholds import Thresholds
-from torchpact.flops.blocks import Meter
+from torchpact.flops.blocks import BlockCost, Meter
 from torchpact.flops.count import evaluating
 from torchpact.specs.call_capture import batch_size
 
@@ -92,10 +92,12 @@ class HeldOut:
     def _look(self) -> None:
         """Run everything once without halting, to meter steps and to see logits and outputs."""
         kept, plain = 0, 0.0
+        self._metered: dict[Any, Meter] = {}  # FLOPs are those of shapes
         self._never = Thresholds("never")
         with evaluating(self.net), use_mode(self.net, "thresholded"), use_thresholds(self.net, self._never):
             for given, size in zip(self.given, self.sizes, strict=True):
-                meter = Meter(self.net, given)
+                shapes = tuple((x.shape, x.dtype) for x in tensors_in(given.values))
+                meter = self._metered[shapes] = Meter(self.net, given, self._metered.get(shapes))
                 with collect(self.net, exits=True) as ponders:
                     run = meter.run()
                 self._meters.append(meter)
@@ -122,11 +124,12 @@ class HeldOut:
     def __len__(self) -> int:
         return sum(self.sizes)
 
-    def run(self, thresholds: Thresholds) -> Outcome:
+    def run(self, thresholds: Thresholds, part: Sequence[int] | None = None) -> Outcome:
         """Run all batches with some thresholds.
 
         Args:
             thresholds: Of all blocks.
+            part: The numbers of the batches to run, if not all.
 
         Raises:
             ValueError: The score is not one finite number an example.
@@ -135,12 +138,17 @@ class HeldOut:
         self.runs += 1
         costs, scores = [], []
         with evaluating(self.net), use_mode(self.net, "thresholded"), use_thresholds(self.net, thresholds):
-            for index, meter in enumerate(self._meters):
-                run = meter.run()
-                flops = sum((cost.flops for cost in run.costs.values()), torch.zeros(())) + run.rest
-                costs.append((flops.double() / self.plain).cpu().expand(self.sizes[index]))
+            for index in range(len(self._meters)) if part is None else part:
+                run = self._meters[index].run()
+                costs.append(self._shares(index, run.costs))
                 scores.append(self._score(index, run.output))
         return Outcome(torch.cat(costs), torch.cat(scores))
+
+    def _shares(self, index: int, costs: Mapping[str, BlockCost]) -> Tensor:
+        """Return what each example of a batch costs."""
+        flops = sum((cost.flops for cost in costs.values()), torch.zeros(())) + self._meters[index].rest
+        shares: Tensor = flops.double() / self.plain
+        return shares.cpu().expand(self.sizes[index])
 
     def _score(self, index: int, output: Any) -> Tensor:
         if callable(self.score):
@@ -155,10 +163,22 @@ class HeldOut:
         return checked_score(found, self.sizes[index])
 
     def record(self) -> Record:
-        """Return what each example gives at every exit, of a network with one decision an example."""
+        """Return what each example gives at every exit, of a network with one decision an example.
+
+        All exits are those of one run; what comes after the block runs for each of them.
+        """
         ((name, block),) = self.blocks.items()
-        runs = [self.run(exit_thresholds(self.net, step + 1)) for step in range(block.max_steps)]
-        logits = torch.cat(self.logits[name], 1)
-        return Record(
-            logits, torch.stack([run.costs for run in runs]), torch.stack([run.scores for run in runs])
-        )
+        steps = range(1, block.max_steps + 1)
+        costs, scores = [], []
+        self.runs += 1
+        with evaluating(self.net), use_mode(self.net, "thresholded"):
+            for index, (given, meter) in enumerate(zip(self.given, self._meters, strict=True)):
+                found = exit_outputs(self.net, given, [{name: step} for step in steps])
+                (call,) = found.calls[name]
+                assert call.ponder is not None
+                taken = call.ponder.steps
+                at = [call.ponder._replace(steps=torch.full_like(taken, step)) for step in steps]
+                each = [meter.costs_of({name: [call._replace(ponder=ponder)]}) for ponder in at]
+                costs.append(torch.stack([self._shares(index, cost) for cost in each]))
+                scores.append(torch.stack([self._score(index, output) for output in found.outputs]))
+        return Record(torch.cat(self.logits[name], 1), torch.cat(costs, 1), torch.cat(scores, 1))

@@ -8,9 +8,12 @@ import torch
 from torch import Tensor
 
 from torchpact.budget.heldout import HeldOut
+from torchpact.budget.progress import Progress, Report
 from torchpact.core.thresholds import Thresholds
 
 _HALVINGS = 9
+_ENOUGH = 64
+"""Moves are tried on a quarter of the examples, and at least so many."""
 
 
 class Tried(NamedTuple):
@@ -31,17 +34,20 @@ class LevelSearch:
 
     Two families have one parameter, from 0, where all halt after the first step, to 1, where nothing halts:
     in one each head lets the same share of positions go on, in the other all heads have one bound. The
-    parameter is bisected to the budget. Then heads are moved one by one from the better of the two, all
-    others a little the other way, and what scores better within the budget is kept.
+    parameter is moved until the budget is met. Then heads are moved one by one from the better of the two,
+    all others a little the other way; what scores better within the budget is kept. Where there are many
+    examples, moves are tried on a part of the batches, and those that are better there on all.
 
     Args:
         held: The batches.
-        runs: How many runs the last part may take for each budget.
+        runs: How many moves may be tried for each budget.
+        report: Is told of progress.
 
     """
 
-    def __init__(self, held: HeldOut, runs: int) -> None:
-        self.held, self.most = held, runs
+    def __init__(self, held: HeldOut, runs: int, report: Report = lambda _: None) -> None:
+        self.held, self.most, self.report = held, runs, report
+        self.part = _part(held.sizes)
         self.heads = {name: block.max_steps - 1 for name, block in held.blocks.items()}
         self.sorted: dict[str, Tensor] = {}
         for name in self.heads:
@@ -52,6 +58,7 @@ class LevelSearch:
         pooled = [rows.flatten() for rows in self.sorted.values()]
         self.pooled = torch.cat(pooled).sort().values
         self.tried: dict[Thresholds, Tried] = {}
+        self.sketched: dict[Thresholds, Tried] = {}
         self.families: tuple[Family, ...] = (self._equal_shares, self._common_bound)
         self._known: dict[Family, dict[float, float]] = {}  # costs at levels
 
@@ -60,7 +67,19 @@ class LevelSearch:
         if thresholds not in self.tried:
             outcome = self.held.run(thresholds)
             self.tried[thresholds] = Tried(outcome.cost, outcome.score, thresholds, levels)
+            seen = {"cost": outcome.cost, "score": outcome.score}
+            # about as many as there will be: the ends and both families, and moves
+            self.report(Progress("calibration", self.held.runs, 12 + self.most, seen))
         return self.tried[thresholds]
+
+    def sketch(self, thresholds: Thresholds, levels: tuple[float, ...] | None = None) -> Tried:
+        """Run a part of the batches with some thresholds, once; all where they are few."""
+        if self.part is None:
+            return self.run(thresholds, levels)
+        if thresholds not in self.sketched:
+            outcome = self.held.run(thresholds, self.part)
+            self.sketched[thresholds] = Tried(outcome.cost, outcome.score, thresholds, levels)
+        return self.sketched[thresholds]
 
     def at(self, levels: Sequence[float]) -> Thresholds:
         """Return the thresholds at which each head lets a share of positions go on."""
@@ -102,13 +121,17 @@ class LevelSearch:
         known = self._known.setdefault(family, {})
         low = max((level for level, cost in known.items() if cost <= budget), default=0.0)
         high = min((level for level, cost in known.items() if cost > budget and level > low), default=1.0)
-        for _ in range(_HALVINGS):
+        known[0.0], known[1.0] = self.least(), self.run(*family(1.0)).cost
+        for count in range(_HALVINGS):
             if high - low < 2.0**-_HALVINGS:
                 break
-            middle = (low + high) / 2
-            tried = self.run(*family(middle))
-            known[middle] = tried.cost
-            low, high = (middle, high) if tried.cost <= budget else (low, middle)
+            # where the line between the two meets the budget, and their middle if that has not sufficed
+            rise = max(known[high] - known[low], 1e-12)
+            share = min(max((0.998 * budget - known[low]) / rise, 0.02), 0.98) if count % 3 < 2 else 0.5
+            level = low + share * (high - low)
+            tried = self.run(*family(level))
+            known[level] = tried.cost
+            low, high = (level, high) if tried.cost <= budget else (low, level)
             if 0.995 * budget <= tried.cost <= budget:
                 break
 
@@ -117,18 +140,24 @@ class LevelSearch:
         levels = [*(found.levels or self._levels_of(found.thresholds))]
         if len(levels) < 2:
             return
-        order, begin, size = random.Random(0), len(self.tried), 0.25
-        best = found
-        while len(self.tried) - begin < self.most and size > 0.02:
+        order, size, left = random.Random(0), 0.25, self.most
+        best = self.sketch(found.thresholds, found.levels)
+        room = budget * best.cost / found.cost  # of the part of the batches
+        while left > 0 and size > 0.02:
             improved = False
             for index in order.sample(range(len(levels)), len(levels)):
                 for sign in (1, -1):
-                    if len(self.tried) - begin >= self.most:
+                    if left <= 0:
                         return
-                    moved = self._balanced(levels, index, sign * size, budget)
-                    if moved is not None and moved.score > best.score + 1e-12 and moved.levels is not None:
-                        best, levels, improved = moved, [*moved.levels], True
-                        break
+                    left -= 2
+                    moved = self._balanced(levels, index, sign * size, room)
+                    if moved is None or moved.score <= best.score + 1e-12 or moved.levels is None:
+                        continue
+                    whole = self.run(moved.thresholds, moved.levels)
+                    if whole.cost > budget or whole.score <= found.score:
+                        continue
+                    best, found, levels, improved = moved, whole, [*moved.levels], True
+                    break
             if not improved:
                 size /= 2
 
@@ -144,7 +173,7 @@ class LevelSearch:
             moved = tuple(
                 target if i == index else min(max(level + shift, 0.0), 1.0) for i, level in enumerate(levels)
             )
-            tried = self.run(self.at(moved), moved)
+            tried = self.sketch(self.at(moved), moved)
             if tried.cost <= budget:
                 found = tried if found is None or tried.score > found.score else found
             # the shift that would have met the budget, were the cost linear in it
@@ -161,6 +190,13 @@ class LevelSearch:
                 row = self.sorted[name][index]
                 levels.append(float((row <= bounds[index]).float().mean()) if len(row) else 1.0)
         return levels
+
+
+def _part(sizes: Sequence[int]) -> list[int] | None:
+    """Return the numbers of some batches, spread evenly, that hold enough examples; None of few batches."""
+    count, wanted = len(sizes), max(_ENOUGH, sum(sizes) // 4)
+    stride = max(int(sum(sizes) / wanted), 1)
+    return [*range(0, count, stride)] if stride > 1 and count > 1 else None
 
 
 def _quantile(values: Tensor, level: float) -> float:

@@ -81,6 +81,8 @@ def measured_prices(net: nn.Module, inputs: Any) -> NetworkPrices:
             with use_thresholds(net, exit_thresholds(net, step)), collect(net) as ponders:
                 runs.append(meter.run())
     whole = runs[0].rest + sum(cost.plain for cost in runs[0].costs.values())
+    if not whole:
+        raise ValueError("expected a network that multiplies something, got one of 0 FLOPs")
     found = {}
     for name, part in meter.found.items():
         block = blocks.get(name)

@@ -1,5 +1,6 @@
 """What the adaptive parts of a network cost in a run: asked of their specs, or else metered."""
 
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -42,15 +43,21 @@ class Meter:
     Args:
         net: The network, in evaluation, without gradients.
         given: What it is called with; the first dimension of the first tensor is the batch.
+        like: The meter of a batch of the same shapes, whose prices are taken.
 
     Raises:
         TypeError: One adaptive part is within another.
 
     """
 
-    def __init__(self, net: nn.Module, given: CallArgs) -> None:
+    def __init__(self, net: nn.Module, given: CallArgs, like: "Meter | None" = None) -> None:
         self.net, self.given = net, given
         self.found, self.batch = adaptive_parts(net), batch_size(net, given)
+        self.prices: dict[str, list[Prices]]
+        self.rest: int
+        if like is not None:
+            self.prices, self.rest = like.prices, like.rest
+            return
         enough = given if self.batch else given.map(with_one_example)
         self.prices, rest = metered_prices(net, self.found, enough)
         self.rest = round(rest / max(self.batch, 1))
@@ -66,6 +73,20 @@ class Meter:
         """
         with captured(self.found) as calls:
             output = self.given.call(self.net)
+        return MeteredRun(output, self.costs_of(calls), self.rest)
+
+    def costs_of(self, calls: Mapping[str, Sequence[Call]]) -> dict[str, BlockCost]:
+        """Return what the parts cost in a run.
+
+        Args:
+            calls: What they were called with, and what they did, by name.
+
+        Raises:
+            TypeError: A part does not say what it did.
+            ValueError: A part does not decide for the examples of the batch, or is not always called as
+                often.
+
+        """
         costs = {}
         nothing = torch.zeros(self.batch, dtype=torch.long, device=first_tensor(self.given).device)
         for name, part in self.found.items():
@@ -82,7 +103,7 @@ class Meter:
                 sum(cost.plain for cost in each),
                 sum(cost.active for cost in each) / len(each) if each else 0.0,
             )
-        return MeteredRun(output, costs, self.rest)
+        return costs
 
 
 def block_costs(net: nn.Module, given: CallArgs) -> tuple[dict[str, BlockCost], int]:

@@ -84,7 +84,7 @@ def diagnose(
         raise ValueError(f"expected --per token, example or pixel, got {per!r}")
     task = (
         _of_images(network, data, per, limit)
-        if _is_image_network(network)
+        if is_image_network(network)
         else _of_texts(network, data, per, limit, length)
     )
     found = tp.diagnose(task.net, task.batches, task.loss, logits=task.logits, tau=tau, unit=task.unit)
@@ -105,17 +105,15 @@ def diagnose(
     print(text if as_json else f"{found}\n\n{output / 'diagnosis.json'}\n{paths[0]}")
 
 
-def _is_image_network(name: str) -> bool:
+def is_image_network(name: str) -> bool:
+    """Return whether a name is that of a network of the zoo."""
     return any(entry.name == name for entry in zoo.entries()) and not Path(name).is_dir()
 
 
 def _of_texts(network: str, data: Path, per: str | None, limit: int, length: int) -> _Task:
     texts = read_texts(data, limit)
-    net, tokenizer = NAMES[network]() if network in NAMES else _from_folder(Path(network))
-    batches = text_batches(texts, tokenizer, length, max(1, min(BATCH, len(texts) // 4)))
-    accepts = net.forward.__code__.co_varnames if hasattr(net.forward, "__code__") else ()
-    if "token_type_ids" not in accepts:
-        batches = [{k: x for k, x in batch.items() if k != "token_type_ids"} for batch in batches]
+    net, tokenizer = NAMES[network]() if network in NAMES else from_folder(Path(network))
+    batches = batches_for(net, tokenizer, texts, length, max(1, min(BATCH, len(texts) // 4)))
     adaptive = any(
         isinstance(module, nn.Module) and name == "torchpact" for name, module in net.named_children()
     )
@@ -129,7 +127,37 @@ def _of_texts(network: str, data: Path, per: str | None, limit: int, length: int
     return _Task(ada, batches, cosine_loss(ada, batches), "of the cosine", None)
 
 
-def _from_folder(folder: Path) -> tuple[Any, Any]:
+def batches_for(
+    net: Any, tokenizer: Any, texts: list[str], length: int, size: int
+) -> list[dict[str, Tensor]]:
+    """Return batches of texts as a network takes them.
+
+    Args:
+        net: The network.
+        tokenizer: Its tokenizer.
+        texts: The texts.
+        length: How many tokens of each.
+        size: How many texts a batch has.
+
+    """
+    batches = text_batches(texts, tokenizer, length, size)
+    accepts = net.forward.__code__.co_varnames if hasattr(net.forward, "__code__") else ()
+    if "token_type_ids" not in accepts:
+        batches = [{k: x for k, x in batch.items() if k != "token_type_ids"} for batch in batches]
+    return batches
+
+
+def from_folder(folder: Path) -> tuple[Any, Any]:
+    """Return a network of Hugging Face, or an adapted one, and its tokenizer.
+
+    Args:
+        folder: Where both are.
+
+    Raises:
+        DataError: It holds something else.
+        ValueError: transformers is not installed.
+
+    """
     if not folder.is_dir():
         raise DataError(
             f"{folder}: expected a folder, {', '.join(NAMES)}, or a name of the zoo; got none of them"
@@ -159,21 +187,35 @@ def _of_images(network: str, data: Path, per: str | None, limit: int) -> _Task:
     if per == "token":
         raise ValueError(f"expected --per example or pixel for a network for images, got {per!r}")
     net = find_network(network).model.eval()
-    if data == Path("sample"):
-        pixels = load_test(data, torch.device("cpu")).images[:limit]
-    elif data.is_dir():
-        paths = sorted(
-            path for path in data.iterdir() if path.suffix.lower() in (".png", ".jpg", ".jpeg", ".bmp")
-        )
-        if not paths:
-            raise DataError(f"{data}: expected a folder with images, got none")
-        pixels = torch.stack([read_picture(path, net.config.image_size) for path in paths[:limit]])
-    else:
-        raise DataError(f"{data}: expected a folder of images, or 'sample'")
+    pixels = pixels_of(data, limit, net.config.image_size)
     ada = net if net.config.adaptive else tp.adapt(net, per=per)  # type: ignore[arg-type]
     return _Task(
         ada, [*standardize(pixels).split(max(1, min(4 * BATCH, len(pixels) // 4)))], None, None, True
     )
+
+
+def pixels_of(data: Path, limit: int, size: int) -> Tensor:
+    """Return images as bytes, (n, 3, size, size).
+
+    Args:
+        data: A folder of images, or "sample".
+        limit: How many at most.
+        size: Their height and width.
+
+    Raises:
+        DataError: There are none.
+
+    """
+    if data == Path("sample"):
+        return load_test(data, torch.device("cpu")).images[:limit]
+    if not data.is_dir():
+        raise DataError(f"{data}: expected a folder of images, or 'sample'")
+    paths = sorted(
+        path for path in data.iterdir() if path.suffix.lower() in (".png", ".jpg", ".jpeg", ".bmp")
+    )
+    if not paths:
+        raise DataError(f"{data}: expected a folder with images, got none")
+    return torch.stack([read_picture(path, size) for path in paths[:limit]])
 
 
 def next_token_loss(output: Any, batch: dict[str, Tensor]) -> Tensor:

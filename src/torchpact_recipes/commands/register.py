@@ -5,6 +5,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+from torchpact_recipes.commands.adapt import adapt
 from torchpact_recipes.commands.bench import bench
 from torchpact_recipes.commands.data import app as data
 from torchpact_recipes.commands.demo import demo
@@ -19,7 +20,7 @@ from torchpact_recipes.commands.zoo import app as zoo
 
 def register(app: Any) -> None:
     """Add all commands to a Typer application."""
-    for command in (demo, diagnose, evaluate, maps, bench, report, reproduce):
+    for command in (demo, diagnose, adapt, evaluate, maps, bench, report, reproduce):
         app.command(help=_paragraphs(command))(command)
     app.add_typer(train, name="train")
     app.add_typer(data, name="data")

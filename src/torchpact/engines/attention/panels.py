@@ -13,7 +13,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from torchpact.engines.attention.native import library, native_problem, threads
+from torchpact.engines.attention.native import library, native_problem
+from torchpact.engines.cpp_build import MAX_THREADS
+from torchpact.engines.threads import kernel_threads
 
 FUNCTIONS = ("", "gelu", "gelu_tanh", "silu", "relu")
 """The activations that are fused, as the kernel numbers them."""
@@ -82,7 +84,7 @@ class LayerFinish:
             output.data_ptr(),
             rows,
             self.pairs,
-            threads(),
+            kernel_threads(MAX_THREADS),
         )
         return output
 
@@ -111,7 +113,7 @@ class PanelProduct:
         output = x.new_empty(len(x), self.outputs)
         pairs = self.dtype == torch.bfloat16
         library().torchpact_product(
-            byref(self.told), x.data_ptr(), output.data_ptr(), len(x), pairs, threads()
+            byref(self.told), x.data_ptr(), output.data_ptr(), len(x), pairs, kernel_threads(MAX_THREADS)
         )
         return output
 
