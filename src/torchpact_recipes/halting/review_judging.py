@@ -1,0 +1,317 @@
+"""Choices on validation data, then the test: criteria on the exits of MiniLM beside its students."""
+
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from torchpact import criteria
+from torchpact_recipes.halting.exit_record import (
+    ExitRecord,
+    bounds_within,
+    exits_taken,
+    halting_logits,
+    train_heads,
+)
+from torchpact_recipes.halting.judging import paired
+from torchpact_recipes.halting.tables import Row, difference, write_csv
+
+BUDGETS = (0.25, 0.3, 0.35, 0.4, 0.45, 0.5, 0.6, 0.7, 0.8, 0.9)
+TAUS = (0.003, 0.01, 0.03)
+
+
+class Trained(Protocol):
+    """Where networks and records come from."""
+
+    @property
+    def layers(self) -> int:
+        """How many layers the whole network has."""
+
+    def network(self, arm: str, seed: int) -> Any:
+        """Return a network."""
+
+    def record(self, arm: str, seed: int, part: str) -> dict[str, Tensor]:
+        """Return what it gives."""
+
+    def exits(self, seed: int, part: str) -> ExitRecord:
+        """Return the exits."""
+
+    def exit_costs(self, heads: Any) -> Tensor:
+        """Return costs by exit and length."""
+
+
+class Tried(NamedTuple):
+    """A criterion with its logits and costs on each part of the data."""
+
+    logits: dict[str, Tensor]
+    costs: dict[str, Tensor]
+    learned: bool
+
+
+def heads_for(read: Any, width: int, exits: int) -> dict[str, list[criteria.Criterion]]:
+    """Return the criteria that are compared; those to be trained one for each exit but the last."""
+
+    def both() -> criteria.Criterion:
+        parts = [criteria.Confidence(read, pool="mean"), criteria.Linear(width, bias=0.0)]
+        return criteria.Combined(parts, "learned", bias=-3.0)
+
+    made: dict[str, list[criteria.Criterion]] = {"confidence": [criteria.Confidence(read, pool="mean")]}
+    made |= {f"patience {k}": [criteria.Unchanged(read, steps=k, pool="mean")] for k in (1, 2, 3)}
+    made["linear + confidence"] = [both() for _ in range(exits - 1)]
+    made["mlp"] = [criteria.MLP(width, hidden=32, bias=-3.0) for _ in range(exits - 1)]
+    return made
+
+
+def tried(work: Trained, seed: int, parts: Sequence[str], table: dict[str, Tensor]) -> dict[str, Tried]:
+    """Return all criteria of a seed; heads are trained at several prices on examples of their own."""
+    net = work.network("exits", seed)
+    records = {part: work.exits(seed, part) for part in parts}
+    learn = work.exits(seed, "heads")
+    found = {}
+    exits, _, width = learn.states.shape
+    for name, first in heads_for(net.read, width, exits).items():
+        learned = any(p.requires_grad for head in first for p in head.parameters() if p is not None) and (
+            name in ("linear + confidence", "mlp")
+        )
+        for tau in TAUS if learned else (0.0,):
+            torch.manual_seed(seed)
+            heads = heads_for(net.read, width, exits)[name]
+            if learned:
+                train_heads(heads, learn, tau)
+            with torch.no_grad():
+                logits = {part: halting_logits(heads, each) for part, each in records.items()}
+            costs = {part: table[name][:, each.lengths] for part, each in records.items()}
+            whole = {part: table["plain"][-1, each.lengths].mean() for part, each in records.items()}
+            costs = {part: each / whole[part] for part, each in costs.items()}
+            found[f"{name}, τ = {tau:g}" if learned else name] = Tried(logits, costs, learned)
+    return found
+
+
+def cost_table(work: Trained) -> dict[str, Tensor]:
+    """Return the costs of all exits by length, for each criterion, and without any."""
+    names = heads_for(torch.nn.Linear(1, 2), 1, work.layers)
+    width = work.exits(0, "heads").states.size(2)
+    table = {"plain": work.exit_costs(lambda net: criteria.RandomExit([1 / work.layers] * work.layers))}
+    for name in names:
+        table[name] = work.exit_costs(partial(_heads_of, name, width, work.layers))
+    return table
+
+
+def _heads_of(name: str, width: int, exits: int, net: Any) -> Any:
+    heads = heads_for(net.read, width, exits)[name]
+    return heads if len(heads) > 1 else heads[0]
+
+
+def chosen_bounds(one: Tried, record: ExitRecord, part: str, budget: float) -> dict[str, tuple[float, ...]]:
+    """Return thresholds within a budget, of both kinds, by the probability of the label."""
+    return bounds_within(one.logits[part], one.costs[part], record.chances, budget)
+
+
+def crossed_accuracy(one: Tried, record: ExitRecord, part: str, budget: float) -> dict[str, float]:
+    """Return accuracies with thresholds of one half of the examples on the other half."""
+    count = record.labels.numel()
+    half = torch.arange(count) % 2 == 0
+    total: dict[str, float] = {}
+    for own, other in ((half, ~half), (~half, half)):
+        logits, costs = one.logits[part], one.costs[part]
+        bounds = bounds_within(logits[:, own], costs[:, own], record.chances[:, own], budget)
+        for kind, each in bounds.items():
+            taken = exits_taken(logits[:, other], each).unsqueeze(0)
+            total[kind] = total.get(kind, 0.0) + float(record.right[:, other].gather(0, taken).sum())
+    return {kind: value / count for kind, value in total.items()}
+
+
+class Outcome(NamedTuple):
+    """What examples come to with some thresholds."""
+
+    right: Tensor
+    costs: Tensor
+    taken: Tensor
+    """The exit of each, from 0."""
+
+    @property
+    def figures(self) -> Row:
+        """The means, as a row."""
+        right, cost, taken = (float(each.double().mean()) for each in self)
+        return _figures(right, cost, taken + 1)
+
+
+def outcome(one: Tried, record: ExitRecord, part: str, bounds: Sequence[float]) -> Outcome:
+    """Return what examples of a part come to with some thresholds."""
+    taken = exits_taken(one.logits[part], bounds)
+    index = taken.unsqueeze(0)
+    return Outcome(record.right.gather(0, index)[0], one.costs[part].gather(0, index)[0], taken)
+
+
+def oracle(record: ExitRecord, costs: Tensor, budget: float) -> float:
+    """Return the accuracy if each example takes its cheapest right exit, the cheapest to gain first."""
+    right = record.right > 0
+    first = torch.where(right.any(0), right.int().argmax(0), 0)
+    extra = costs.gather(0, first.unsqueeze(0))[0] - costs[0]
+    order = torch.where(right.any(0), extra, torch.inf).sort().values
+    room = budget * costs.size(1) - float(costs[0].sum())
+    return int((order.cumsum(0) <= room).sum()) / costs.size(1)
+
+
+def random_accuracy(record: ExitRecord, taken: Tensor) -> float:
+    """Return the expected accuracy of random exits with the same histogram."""
+    shares = torch.bincount(taken, minlength=len(record.right)).double() / len(taken)
+    return float(shares @ record.right.mean(1))
+
+
+def write(work: Trained, seeds: Sequence[int], students: Sequence[int], out: Path, test: bool) -> None:
+    """Choose criteria and thresholds on validation data; write tables, those of the test data if asked to."""
+    table = cost_table(work)
+    parts = ["validation", *(["test"] if test else [])]
+    all_tried = [tried(work, seed, parts, table) for seed in seeds]
+    records = [{part: work.exits(seed, part) for part in parts} for seed in seeds]
+    budget = _share(table, work, seeds[0], max(students))
+    choice = _choices(all_tried, records, budget)
+    rows = _rows(work, seeds, students, parts, all_tried, records, table, budget, choice)
+    out.mkdir(parents=True, exist_ok=True)
+    write_csv(out / "reviews.csv", rows)
+    write_csv(out / "reviews_curves.csv", _curves(all_tried, records, parts, seeds, choice))
+    if test:
+        found = _differences(work, seeds, students, all_tried, records, budget, choice)
+        write_csv(out / "reviews_differences.csv", found)
+    for row in rows:
+        print(row)
+
+
+def _share(table: dict[str, Tensor], work: Trained, seed: int, layers: int) -> float:
+    lengths = work.exits(seed, "validation").lengths
+    plain = table["plain"][:, lengths].mean(1)
+    return float(plain[layers - 1] / plain[-1])
+
+
+Choice = dict[str, tuple[str, str]]
+
+
+def _choices(
+    all_tried: Sequence[dict[str, Tried]], records: Sequence[dict[str, ExitRecord]], budget: float
+) -> Choice:
+    """Return the criterion and kind of thresholds of the best crossed accuracy: of each family, and of all."""
+    scores: dict[tuple[str, str], float] = {}
+    for found, record in zip(all_tried, records, strict=True):
+        for name, one in found.items():
+            for kind, value in crossed_accuracy(one, record["validation"], "validation", budget).items():
+                scores[name, kind] = scores.get((name, kind), 0.0) + value / len(records)
+    best: Choice = {}
+    for name, kind in scores:
+        for family in (name.split(",")[0].split(" 1")[0].split(" 2")[0].split(" 3")[0], "best"):
+            if family not in best or scores[name, kind] > scores[best[family]]:
+                best[family] = name, kind
+    return best
+
+
+def _rows(
+    work: Trained,
+    seeds: Sequence[int],
+    students: Sequence[int],
+    parts: Sequence[str],
+    all_tried: Sequence[dict[str, Tried]],
+    records: Sequence[dict[str, ExitRecord]],
+    table: dict[str, Tensor],
+    budget: float,
+    choice: Choice,
+) -> list[Row]:
+    rows: list[Row] = []
+    for seed, found, record in zip(seeds, all_tried, records, strict=True):
+        for part in parts:
+            exits = record[part]
+            plain = table["plain"][:, exits.lengths].mean(1)
+            common = {"part": part, "seed": seed}
+            for arm in ("whole", *map(str, students)):
+                right = _right(work.record(arm, seed, part))
+                layers = work.layers if arm == "whole" else int(arm)
+                cost = float(plain[layers - 1] / plain[-1])
+                name = "whole" if arm == "whole" else f"student of {arm} layers"
+                rows.append({"network": name, **common, **_figures(float(right.mean()), cost, layers)})
+            for step in range(work.layers):
+                right_there = float(exits.right[step].mean())
+                name = f"all leave after layer {step + 1}"
+                cost = float(plain[step] / plain[-1])
+                rows.append({"network": name, **common, **_figures(right_there, cost, step + 1)})
+            for family, (name, kind) in choice.items():
+                one = found[name]
+                bounds = chosen_bounds(one, record["validation"], "validation", budget).get(kind)
+                if bounds is None:
+                    continue
+                came = outcome(one, exits, part, bounds)
+                commonest = float(torch.bincount(came.taken).max()) / len(came.taken)
+                extra = {
+                    "criterion": name,
+                    "thresholds": kind,
+                    "elsewhere": round(1 - commonest, 4),
+                    "random": round(random_accuracy(exits, came.taken), 4),
+                }
+                rows.append({"network": f"exits, {family}", **common, **came.figures, **extra})
+            ideal = oracle(exits, found["confidence"].costs[part], budget)
+            rows.append({"network": "exits, oracle", **common, **_figures(ideal, budget, float("nan"))})
+    return rows
+
+
+def _figures(accuracy: float, cost: float, layers: float) -> Row:
+    return {"accuracy": round(accuracy, 4), "cost": round(cost, 4), "layers": round(layers, 3)}
+
+
+def _right(record: dict[str, Tensor]) -> Tensor:
+    return (record["classes"].argmax(-1) == record["labels"]).double()
+
+
+def _curves(
+    all_tried: Sequence[dict[str, Tried]],
+    records: Sequence[dict[str, ExitRecord]],
+    parts: Sequence[str],
+    seeds: Sequence[int],
+    choice: Choice,
+) -> list[Row]:
+    rows = []
+    for seed, found, record in zip(seeds, all_tried, records, strict=True):
+        for family, (name, kind) in choice.items():
+            if family == "best":
+                continue
+            for budget in BUDGETS:
+                bounds = chosen_bounds(found[name], record["validation"], "validation", budget).get(kind)
+                if bounds is None:
+                    continue
+                for part in parts:
+                    figures = outcome(found[name], record[part], part, bounds).figures
+                    asked = {"criterion": family, "part": part, "seed": seed, "budget": budget}
+                    rows.append({**asked, **figures})
+    return rows
+
+
+def _differences(
+    work: Trained,
+    seeds: Sequence[int],
+    students: Sequence[int],
+    all_tried: Sequence[dict[str, Tried]],
+    records: Sequence[dict[str, ExitRecord]],
+    budget: float,
+    choice: Choice,
+) -> list[Row]:
+    """Return paired differences of the mean over seeds, on the test data."""
+
+    def of(family: str) -> Tensor:
+        name, kind = choice[family]
+        right = []
+        for found, record in zip(all_tried, records, strict=True):
+            bounds = chosen_bounds(found[name], record["validation"], "validation", budget)[kind]
+            right.append(outcome(found[name], record["test"], "test", bounds).right)
+        return torch.stack(right)
+
+    others = {"whole": "whole"} | {f"student of {count} layers": str(count) for count in students}
+    rows = []
+    for family in choice:
+        for name, arm in others.items():
+            theirs = torch.stack([_right(work.record(arm, seed, "test")) for seed in seeds])
+            rows.append(difference(f"exits, {family}", name, paired(of(family), theirs), 4))
+        if family != "confidence":
+            rows.append(
+                difference(f"exits, {family}", "exits, confidence", paired(of(family), of("confidence")), 4)
+            )
+    return rows
