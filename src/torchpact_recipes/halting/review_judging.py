@@ -193,7 +193,7 @@ Choice = dict[str, tuple[str, str]]
 def _choices(
     all_tried: Sequence[dict[str, Tried]], records: Sequence[dict[str, ExitRecord]], budget: float
 ) -> Choice:
-    """Return the criterion and kind of thresholds of the best crossed accuracy: of each family, and of all."""
+    """Return the criterion and thresholds of the best crossed accuracy: of each family, and of all."""
     scores: dict[tuple[str, str], float] = {}
     for found, record in zip(all_tried, records, strict=True):
         for name, one in found.items():

@@ -1,6 +1,6 @@
 """Halting on film reviews: MiniLM with trained exits, per example, beside networks of fewer layers.
 
-    python -m torchpact_recipes.halting.reviews [--seeds 3] [--out results/halting] [--work FOLDER]
+    python -m torchpact_recipes.halting.reviews [--seeds 3 | --only SEED] [--test]
 
 For each seed: the whole network (labels), students of 2 and 3 layers (labels, and the whole network as the
 teacher), and the network with exits (labels, and its own last exit), each by equal updates; then criteria on
@@ -137,6 +137,7 @@ def main() -> None:
     """Train, record, choose and, if asked to, judge."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--only", type=int, help="train and record this seed, and choose nothing")
     parser.add_argument("--updates", type=int, default=ReviewSettings.updates)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--work", type=Path, default=data_folder("halting-reviews"))
@@ -145,13 +146,15 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     work = Work(options.work, ReviewSettings(updates=options.updates))
-    seeds = [*range(options.seeds)]
+    seeds = [*range(options.seeds)] if options.only is None else [options.only]
     parts = ["validation", "test"] if options.test else ["validation"]
     for seed in seeds:
         work.record("exits", seed, "heads")
         for arm in ("exits", "whole", *map(str, STUDENTS)):
             for part in parts:
                 work.record(arm, seed, part)
+    if options.only is not None:
+        return
     review_judging.write(work, seeds, STUDENTS, options.out, options.test)
 
 

@@ -34,7 +34,7 @@ class StorySettings:
     lr: float = 3e-4
     warm_up: float = 0.05
     histogram: tuple[float, ...] = (0.0, 0.0, 0.2, 0.2, 0.2, 0.4)
-    """The shares of tokens that leave after each layer, where they do at random; without, it is not trained."""
+    """The shares of tokens that leave after each layer, where they do at random; 0 is not trained."""
     head_updates: int = 300
     head_lr: float = 3e-3
     head_tokens: int = 2048
