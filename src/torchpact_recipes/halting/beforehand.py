@@ -7,7 +7,7 @@
 ``reviews``  MiniLM fine-tuned on the polarity of reviews without exits (seed 0 of the reviews)
 ``exits``    MiniLM trained with exits (seed 0 of the reviews)
 
-Each leaves ``diagnosis_NAME.json`` and a figure.
+Each leaves ``diagnosis_NAME.json``.
 """
 
 import argparse
@@ -28,7 +28,6 @@ from torchpact_recipes.halting.networks import ReviewBatch, review_batches
 from torchpact_recipes.halting.review_training import ReviewSettings
 from torchpact_recipes.halting.reviews import Work
 from torchpact_recipes.pretrained import smollm2, stories15m
-from torchpact_recipes.viz.diagnosis import show_diagnosis
 
 NAMES = ("smollm2", "stories", "reviews", "exits")
 
@@ -101,8 +100,6 @@ def main() -> None:
             )
         print(f"{name}\n{found}\n", flush=True)
         write_whole(options.out / f"diagnosis_{name}.json", (found.to_json() + "\n").encode())
-        with show_diagnosis(found) as figure:
-            figure.savefig(options.out / f"diagnosis_{name}.png", dpi=150)
 
 
 if __name__ == "__main__":
