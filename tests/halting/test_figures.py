@@ -36,21 +36,26 @@ def made_up(results):
             )
     write_csv(results / "reviews.csv", rows)
     write_csv(results / "reviews_curves.csv", curves)
+    points = {
+        "full": (0.0, 6),
+        "heads": (0.1, 4.5),
+        "heads, 4 layers": (0.2, 4),
+        "all leave after layer 5": (0.2, 5),
+        "oracle": (-0.1, 4.5),
+        "confidence": (0.2, 4.5),
+        "student of 4 layers": (0.3, 4),
+    }
     stories = [
         {"network": name, "seed": 0, "excess": excess, "layers": layers}
-        for name, excess, layers in (
-            ("full", 0.0, 6), ("heads", 0.1, 4.5), ("heads, 4 layers", 0.2, 4), ("all leave after layer 5", 0.2, 5),
-            ("oracle", -0.1, 4.5), ("confidence", 0.2, 4.5), ("student of 4 layers", 0.3, 4),
-        )
-    ]  # fmt: skip
+        for name, (excess, layers) in points.items()
+    ]
     write_csv(results / "stories.csv", stories)
     torch.manual_seed(0)
     block = tp.AdaptiveBlock(
         [nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8)], [nn.Linear(8, 1), nn.Linear(8, 1)]
     )
-    found = tp.diagnose(
-        block, [torch.randn(20, 8) for _ in range(2)], lambda output, x: output[0].square().mean(1)
-    )
+    batches = [torch.randn(20, 8) for _ in range(2)]
+    found = tp.diagnose(block, batches, lambda output, x: output[0].square().mean(1))
     (results / "diagnosis_smollm2.json").write_text(found.to_json())
 
 

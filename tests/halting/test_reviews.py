@@ -48,6 +48,7 @@ def made_up(part):
 @pytest.fixture
 def work(tmp_path, monkeypatch):
     monkeypatch.setattr(reviews, "HEADS", 40)
+    monkeypatch.setattr(review_judging, "BUDGET_LAYERS", 2)
     return reviews.Work(tmp_path / "work", ReviewSettings(updates=6, length=8), encoder, made_up)
 
 
@@ -104,7 +105,7 @@ def test_what_criteria_say_on_a_record_is_what_they_say_in_a_run(work):
 
 
 def test_costs_of_exits_are_those_of_networks_with_as_many_layers(work):
-    costs = work.exit_costs(lambda net: tp.criteria.RandomExit([1 / LAYERS] * LAYERS))
+    costs = work.exit_costs(lambda net: tp.criteria.RandomExit([1 / LAYERS] * LAYERS), 8)
     for layers in (1, 3, LAYERS):
         plain = ReviewNet(encoder()[0], layers)
         batch = {"input_ids": torch.ones(1, 5, dtype=torch.long), "attention_mask": torch.ones(1, 5).long()}
@@ -147,11 +148,11 @@ def test_intervals_of_paired_differences_cover_as_often_as_they_say():
 
 def test_the_whole_comparison_runs_goes_on_and_opens_the_test_only_when_told(work, tmp_path, monkeypatch):
     out = tmp_path / "out"
-    review_judging.write(work, [0, 1], (1, 2), out, test=False)
+    review_judging.write(work, [0, 1], ("whole", "1", "2"), out, test=False)
     assert not (out / "reviews_differences.csv").exists()
     assert not [*(tmp_path / "work").glob("*-test.record*")]
     monkeypatch.setattr(reviews, "train", None)  # nothing is trained again
-    review_judging.write(work, [0, 1], (1, 2), out, test=True)
+    review_judging.write(work, [0, 1], ("whole", "1", "2"), out, test=True)
     with (out / "reviews.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert {row["part"] for row in rows} == {"validation", "test"}

@@ -5,7 +5,6 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.functional import cross_entropy, one_hot
 
 import torchpact as tp
 from torchpact import criteria
@@ -29,19 +28,6 @@ class ExitRecord(NamedTuple):
     def right(self) -> Tensor:
         """Whether each exit predicts the label, (L, n)."""
         return (self.classes.argmax(-1) == self.labels).double()
-
-    @property
-    def losses(self) -> Tensor:
-        """The cross-entropy of each exit, (L, n)."""
-        exits, count, classes = self.classes.shape
-        labels = self.labels.repeat(exits)
-        return cross_entropy(self.classes.reshape(-1, classes), labels, reduction="none").view(exits, count)
-
-    @property
-    def chances(self) -> Tensor:
-        """The probability of the label at each exit, (L, n)."""
-        labels = one_hot(self.labels, self.classes.size(-1)).bool().expand(self.classes.shape)
-        return self.classes.softmax(-1)[labels].view(self.classes.shape[:2]).double()
 
 
 @torch.no_grad()
@@ -95,21 +81,21 @@ def halting_logits(heads: Sequence[criteria.Criterion], record: ExitRecord) -> T
 
 
 def train_heads(
-    heads: Sequence[criteria.Criterion], record: ExitRecord, tau: float, updates: int = 200, lr: float = 0.02
+    heads: Sequence[criteria.Criterion], record: ExitRecord, tau: float, updates: int = 100, lr: float = 0.02
 ) -> None:
-    """Train criteria by the advantage of halting, on all examples of a record at once.
+    """Train criteria by the advantage of halting, in errors, on all examples of a record at once.
 
     Args:
         heads: One for each exit but the last.
         record: Of examples that the network was not trained on.
-        tau: The price of a step.
+        tau: The price of a step, in errors.
         updates: How many.
         lr: The learning rate of plain Adam.
 
     """
     weights = {id(p): p for head in heads for p in head.parameters()}  # of a shared read-out once
     optimizer = torch.optim.Adam([*weights.values()], lr=lr)
-    losses = record.losses
+    losses = 1 - record.right.float()
     for _ in range(updates):
         logits = halting_logits(heads, record)
         whole = torch.cat([logits, torch.zeros_like(logits[:1])]).unsqueeze(2)

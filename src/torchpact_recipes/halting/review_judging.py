@@ -1,6 +1,6 @@
 """Choices on validation data, then the test: criteria on the exits of MiniLM beside its students."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -17,10 +17,14 @@ from torchpact_recipes.halting.exit_record import (
     train_heads,
 )
 from torchpact_recipes.halting.judging import paired
+from torchpact_recipes.halting.review_training import ReviewSettings
 from torchpact_recipes.halting.tables import Row, difference, write_csv
 
 BUDGETS = (0.25, 0.3, 0.35, 0.4, 0.45, 0.5, 0.6, 0.7, 0.8, 0.9)
-TAUS = (0.003, 0.01, 0.03)
+BUDGET_LAYERS = 3
+"""The budget is what a student of so many layers costs: a half."""
+TAUS = (0.01, 0.03, 0.06)
+LEARNED = ("learned confidence", "linear + confidence", "mlp")
 
 
 class Trained(Protocol):
@@ -39,8 +43,12 @@ class Trained(Protocol):
     def exits(self, seed: int, part: str) -> ExitRecord:
         """Return the exits."""
 
-    def exit_costs(self, heads: Any) -> Tensor:
-        """Return costs by exit and length."""
+    def exit_costs(self, heads: Callable[[Any], Any], length: int) -> Tensor:
+        """Return FLOPs by exit and length."""
+
+    @property
+    def settings(self) -> ReviewSettings:
+        """How networks were trained."""
 
 
 class Tried(NamedTuple):
@@ -48,20 +56,24 @@ class Tried(NamedTuple):
 
     logits: dict[str, Tensor]
     costs: dict[str, Tensor]
-    learned: bool
 
 
 def heads_for(read: Any, width: int, exits: int) -> dict[str, list[criteria.Criterion]]:
     """Return the criteria that are compared; those to be trained one for each exit but the last."""
 
-    def both() -> criteria.Criterion:
-        parts = [criteria.Confidence(read, pool="mean"), criteria.Linear(width, bias=0.0)]
-        return criteria.Combined(parts, "learned", bias=-3.0)
+    def confidence() -> criteria.Criterion:
+        return criteria.Confidence(read, pool="mean")
 
-    made: dict[str, list[criteria.Criterion]] = {"confidence": [criteria.Confidence(read, pool="mean")]}
+    made: dict[str, list[criteria.Criterion]] = {"confidence": [confidence()]}
     made |= {f"patience {k}": [criteria.Unchanged(read, steps=k, pool="mean")] for k in (1, 2, 3)}
-    made["linear + confidence"] = [both() for _ in range(exits - 1)]
-    made["mlp"] = [criteria.MLP(width, hidden=32, bias=-3.0) for _ in range(exits - 1)]
+    for _ in range(exits - 1):
+        # with a bias of 0, both this and its weight in the sum would stay at 0
+        linear = criteria.Linear(width, bias=-1.0)
+        both = criteria.Combined([confidence(), linear], "learned", bias=-3.0)
+        alone = criteria.Combined([confidence()], "learned", bias=-3.0)
+        made.setdefault("learned confidence", []).append(alone)
+        made.setdefault("linear + confidence", []).append(both)
+        made.setdefault("mlp", []).append(criteria.MLP(width, hidden=8, bias=-3.0))
     return made
 
 
@@ -72,10 +84,8 @@ def tried(work: Trained, seed: int, parts: Sequence[str], table: dict[str, Tenso
     learn = work.exits(seed, "heads")
     found = {}
     exits, _, width = learn.states.shape
-    for name, first in heads_for(net.read, width, exits).items():
-        learned = any(p.requires_grad for head in first for p in head.parameters() if p is not None) and (
-            name in ("linear + confidence", "mlp")
-        )
+    for name in heads_for(net.read, width, exits):
+        learned = name in LEARNED
         for tau in TAUS if learned else (0.0,):
             torch.manual_seed(seed)
             heads = heads_for(net.read, width, exits)[name]
@@ -86,17 +96,22 @@ def tried(work: Trained, seed: int, parts: Sequence[str], table: dict[str, Tenso
             costs = {part: table[name][:, each.lengths] for part, each in records.items()}
             whole = {part: table["plain"][-1, each.lengths].mean() for part, each in records.items()}
             costs = {part: each / whole[part] for part, each in costs.items()}
-            found[f"{name}, τ = {tau:g}" if learned else name] = Tried(logits, costs, learned)
+            found[f"{name}, τ = {tau:g}" if learned else name] = Tried(logits, costs)
     return found
 
 
 def cost_table(work: Trained) -> dict[str, Tensor]:
-    """Return the costs of all exits by length, for each criterion, and without any."""
-    names = heads_for(torch.nn.Linear(1, 2), 1, work.layers)
+    """Return the FLOPs of all exits by length, for each criterion, and without any.
+
+    Criteria look at the mean over tokens, so that what they cost does not depend on the length.
+    """
     width = work.exits(0, "heads").states.size(2)
-    table = {"plain": work.exit_costs(lambda net: criteria.RandomExit([1 / work.layers] * work.layers))}
-    for name in names:
-        table[name] = work.exit_costs(partial(_heads_of, name, width, work.layers))
+    exits = work.layers
+    plain = work.exit_costs(lambda net: criteria.RandomExit([1 / exits] * exits), work.settings.length)
+    table = {"plain": plain}
+    for name in heads_for(torch.nn.Linear(1, 2), 1, exits):
+        with_heads = work.exit_costs(partial(_heads_of, name, width, exits), 1)
+        table[name] = plain + (with_heads[:, 1:] - plain[:, 1:2])
     return table
 
 
@@ -106,8 +121,8 @@ def _heads_of(name: str, width: int, exits: int, net: Any) -> Any:
 
 
 def chosen_bounds(one: Tried, record: ExitRecord, part: str, budget: float) -> dict[str, tuple[float, ...]]:
-    """Return thresholds within a budget, of both kinds, by the probability of the label."""
-    return bounds_within(one.logits[part], one.costs[part], record.chances, budget)
+    """Return thresholds within a budget, of both kinds, by how many labels are right."""
+    return bounds_within(one.logits[part], one.costs[part], record.right, budget)
 
 
 def crossed_accuracy(one: Tried, record: ExitRecord, part: str, budget: float) -> dict[str, float]:
@@ -117,7 +132,7 @@ def crossed_accuracy(one: Tried, record: ExitRecord, part: str, budget: float) -
     total: dict[str, float] = {}
     for own, other in ((half, ~half), (~half, half)):
         logits, costs = one.logits[part], one.costs[part]
-        bounds = bounds_within(logits[:, own], costs[:, own], record.chances[:, own], budget)
+        bounds = bounds_within(logits[:, own], costs[:, own], record.right[:, own], budget)
         for kind, each in bounds.items():
             taken = exits_taken(logits[:, other], each).unsqueeze(0)
             total[kind] = total.get(kind, 0.0) + float(record.right[:, other].gather(0, taken).sum())
@@ -162,20 +177,20 @@ def random_accuracy(record: ExitRecord, taken: Tensor) -> float:
     return float(shares @ record.right.mean(1))
 
 
-def write(work: Trained, seeds: Sequence[int], students: Sequence[int], out: Path, test: bool) -> None:
+def write(work: Trained, seeds: Sequence[int], others: Sequence[str], out: Path, test: bool) -> None:
     """Choose criteria and thresholds on validation data; write tables, those of the test data if asked to."""
     table = cost_table(work)
     parts = ["validation", *(["test"] if test else [])]
     all_tried = [tried(work, seed, parts, table) for seed in seeds]
     records = [{part: work.exits(seed, part) for part in parts} for seed in seeds]
-    budget = _share(table, work, seeds[0], max(students))
+    budget = _share(table, work, seeds[0], BUDGET_LAYERS)
     choice = _choices(all_tried, records, budget)
-    rows = _rows(work, seeds, students, parts, all_tried, records, table, budget, choice)
+    rows = _rows(work, seeds, others, parts, all_tried, records, table, budget, choice)
     out.mkdir(parents=True, exist_ok=True)
     write_csv(out / "reviews.csv", rows)
     write_csv(out / "reviews_curves.csv", _curves(all_tried, records, parts, seeds, choice))
     if test:
-        found = _differences(work, seeds, students, all_tried, records, budget, choice)
+        found = _differences(work, seeds, others, all_tried, records, budget, choice)
         write_csv(out / "reviews_differences.csv", found)
     for row in rows:
         print(row)
@@ -210,7 +225,7 @@ def _choices(
 def _rows(
     work: Trained,
     seeds: Sequence[int],
-    students: Sequence[int],
+    others: Sequence[str],
     parts: Sequence[str],
     all_tried: Sequence[dict[str, Tried]],
     records: Sequence[dict[str, ExitRecord]],
@@ -224,7 +239,7 @@ def _rows(
             exits = record[part]
             plain = table["plain"][:, exits.lengths].mean(1)
             common = {"part": part, "seed": seed}
-            for arm in ("whole", *map(str, students)):
+            for arm in others:
                 right = _right(work.record(arm, seed, part))
                 layers = work.layers if arm == "whole" else int(arm)
                 cost = float(plain[layers - 1] / plain[-1])
@@ -288,7 +303,7 @@ def _curves(
 def _differences(
     work: Trained,
     seeds: Sequence[int],
-    students: Sequence[int],
+    others: Sequence[str],
     all_tried: Sequence[dict[str, Tried]],
     records: Sequence[dict[str, ExitRecord]],
     budget: float,
@@ -304,10 +319,10 @@ def _differences(
             right.append(outcome(found[name], record["test"], "test", bounds).right)
         return torch.stack(right)
 
-    others = {"whole": "whole"} | {f"student of {count} layers": str(count) for count in students}
     rows = []
     for family in choice:
-        for name, arm in others.items():
+        for arm in others:
+            name = "whole" if arm == "whole" else f"student of {arm} layers"
             theirs = torch.stack([_right(work.record(arm, seed, "test")) for seed in seeds])
             rows.append(difference(f"exits, {family}", name, paired(of(family), theirs), 4))
         if family != "confidence":

@@ -1,6 +1,6 @@
 """Halting on film reviews: MiniLM with trained exits, per example, beside networks of fewer layers.
 
-    python -m torchpact_recipes.halting.reviews [--seeds 3 | --only SEED] [--test]
+    python -m torchpact_recipes.halting.reviews [--seeds 3 | --only SEED] [--ready] [--test]
 
 For each seed: the whole network (labels), students of 2 and 3 layers (labels, and the whole network as the
 teacher), and the network with exits (labels, and its own last exit), each by equal updates; then criteria on
@@ -113,16 +113,20 @@ class Work:
         """Return the exits of the network with exits."""
         return ExitRecord(**self.record("exits", seed, part))
 
-    def exit_costs(self, heads: Any) -> Tensor:
-        """Return FLOPs as a share of those of the original, for each exit and length, (L, length + 1).
+    def ready(self, arm: str, seed: int, part: str) -> bool:
+        """Return whether the record is there."""
+        return (self.folder / f"{arm}-{seed}-{part}.record.safetensors").is_file()
+
+    def exit_costs(self, heads: Callable[[Any], Any], length: int) -> Tensor:
+        """Return the FLOPs of texts that leave at each exit, by their length, (L, length + 1).
 
         Args:
-            heads: The criterion that is asked at each exit.
+            heads: Makes the criteria that are asked at each exit, for a network.
+            length: The longest text.
 
         """
         net = ReviewNet(self.source()[0], self.layers)
         tp.adapt(net, per="example")
-        length = self.settings.length
         rows = torch.arange(length).unsqueeze(0) < torch.arange(1, length + 1).unsqueeze(1)
         batch = {"input_ids": torch.where(rows, 7, 0), "attention_mask": rows.long()}
         costs = torch.zeros(self.layers, length + 1, dtype=torch.double)
@@ -138,6 +142,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--only", type=int, help="train and record this seed, and choose nothing")
+    parser.add_argument("--ready", action="store_true", help="train nothing: write tables of what is there")
     parser.add_argument("--updates", type=int, default=ReviewSettings.updates)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--work", type=Path, default=data_folder("halting-reviews"))
@@ -148,14 +153,21 @@ def main() -> None:
     work = Work(options.work, ReviewSettings(updates=options.updates))
     seeds = [*range(options.seeds)] if options.only is None else [options.only]
     parts = ["validation", "test"] if options.test else ["validation"]
+    arms = ("exits", "whole", *map(str, STUDENTS))
+    if options.ready:
+        needed = [("exits", "heads"), *(("exits", part) for part in parts)]
+        seeds = [seed for seed in seeds if all(work.ready(arm, seed, part) for arm, part in needed)]
+        arms = tuple(
+            arm for arm in arms if all(work.ready(arm, seed, part) for seed in seeds for part in parts)
+        )
+        print(f"there are seeds {seeds} of {', '.join(arms)}")
     for seed in seeds:
         work.record("exits", seed, "heads")
-        for arm in ("exits", "whole", *map(str, STUDENTS)):
+        for arm in arms:
             for part in parts:
                 work.record(arm, seed, part)
-    if options.only is not None:
-        return
-    review_judging.write(work, seeds, STUDENTS, options.out, options.test)
+    if options.only is None:
+        review_judging.write(work, seeds, arms[1:], options.out, options.test)
 
 
 if __name__ == "__main__":
