@@ -8,11 +8,11 @@ from transformers import BertConfig, BertModel
 
 import torchpact as tp
 from torchpact_recipes.data.polarity import Review, split
-from torchpact_recipes.halting import review_judging, reviews
+from torchpact_recipes.halting import review_crossed, review_judging, reviews
 from torchpact_recipes.halting.exit_record import ExitRecord, common_bound, exits_taken, halting_logits
 from torchpact_recipes.halting.judging import paired
 from torchpact_recipes.halting.networks import ReviewNet, review_batches
-from torchpact_recipes.halting.review_judging import heads_for, oracle
+from torchpact_recipes.halting.review_criteria import heads_for, oracle
 from torchpact_recipes.halting.review_training import ReviewSettings, all_exits
 
 LAYERS = 4
@@ -172,3 +172,20 @@ def test_all_exits_of_an_untrained_network_end_at_its_output():
         output = net(**batch.inputs)
     assert len(states) == LAYERS
     assert torch.allclose(net.classes(states[-1], batch.inputs["attention_mask"]), output, atol=1e-6)
+
+
+def test_crossed_budgets_are_met_and_random_exits_are_means_of_fixed_ones(work, tmp_path):
+    work.record("exits", 0, "heads")
+    review_crossed.write_crossed(work, [0], tmp_path)
+    with (tmp_path / "reviews_crossed.csv").open() as file:
+        rows = [*csv.DictReader(file)]
+    fixed = [float(row["accuracy"]) for row in rows if row["criterion"].startswith("all")]
+    assert len(fixed) == LAYERS
+    others = [row for row in rows if row["budget"]]
+    assert {row["criterion"].split(",")[0] for row in others} >= {"confidence", "patience 1", "mlp"}
+    for row in others:
+        assert min(fixed) - 0.1 <= float(row["random"]) <= max(fixed) + 0.1
+        assert (
+            float(row["cost"]) < float(row["budget"]) + 0.25
+        )  # of 40 examples, judged on others than fitted on
+    assert not [*(tmp_path / "work").glob("*validation*")]

@@ -10,22 +10,19 @@ from transformers import LlamaConfig, LlamaForCausalLM
 import torchpact as tp
 from torchpact import criteria
 from torchpact_recipes.data.stories import tell, told_stories
-from torchpact_recipes.halting import stories
-from torchpact_recipes.halting.story_training import (
+from torchpact_recipes.halting import stories, story_judging
+from torchpact_recipes.halting.story_heads import bound_for, learn_to_halt, mean_layers, recorded
+from torchpact_recipes.halting.story_judging import told
+from torchpact_recipes.halting.story_runs import (
     Readout,
     StorySettings,
-    bound_for,
     divergence,
-    exits_loss,
-    last_loss,
-    learn_to_halt,
-    mean_layers,
     ran,
-    recorded,
     states_of,
     taught,
     thresholded,
 )
+from torchpact_recipes.halting.story_training import exits_loss, last_loss
 
 LAYERS = 3
 SETTINGS = StorySettings(
@@ -141,14 +138,14 @@ def test_the_whole_comparison_runs_and_what_is_there_is_not_trained_again(tmp_pa
     monkeypatch.setattr(stories, "TEST", 6)
     monkeypatch.setattr(stories, "VALIDATION", 4)
     monkeypatch.setattr(stories, "LENGTH", 12)
-    monkeypatch.setattr(stories, "CURVE", (2.0, 2.5))
+    monkeypatch.setattr(story_judging, "CURVE", (2.0, 2.5))
     work = stories.Stories(tmp_path / "work", SETTINGS, 16, decoder, made_up)
     stories.validated(work, 0)
-    stories.write(work, [0], tmp_path / "out", students=(2,))
+    story_judging.write(work, [0], tmp_path / "out", students=(2,))
     monkeypatch.setattr(stories, "train_exits", None)
     monkeypatch.setattr(stories, "train_student", None)
     again = stories.Stories(tmp_path / "work", SETTINGS, 16, decoder, made_up)
-    one = stories.told(again.exits(0), again.test, *thresholded(again.exits(0), tp.Thresholds("never")))
+    one = told(again.exits(0), again.test, *thresholded(again.exits(0), tp.Thresholds("never")))
     with (tmp_path / "out" / "stories.csv").open() as file:
         rows = {row["network"]: row for row in csv.DictReader(file)}
     assert {"full", "heads", "random", "confidence", "patience", "oracle", "student of 2 layers"} <= set(rows)
@@ -167,6 +164,6 @@ def test_losses_are_those_of_the_next_token():
     with torch.no_grad():
         logits = net(input_ids=tokens).logits
     expected = cross_entropy(logits[:, :-1].flatten(0, 1), tokens[:, 1:].flatten())
-    found = stories.told(net, tokens)
+    found = told(net, tokens)
     assert float(found.losses.mean()) == pytest.approx(float(expected), abs=2e-2)  # in bfloat16
     assert found.layers == LAYERS

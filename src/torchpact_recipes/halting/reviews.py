@@ -1,6 +1,6 @@
 """Halting on film reviews: MiniLM with trained exits, per example, beside networks of fewer layers.
 
-    python -m torchpact_recipes.halting.reviews [--seeds 3 | --only SEED] [--ready] [--test]
+    python -m torchpact_recipes.halting.reviews [--seeds 3 | --only SEED] [--ready | --crossed] [--test]
 
 For each seed: the whole network (labels), students of 2 and 3 layers (labels, and the whole network as the
 teacher), and the network with exits (labels, and its own last exit), each by equal updates; then criteria on
@@ -11,6 +11,7 @@ thresholds are chosen on validation data. With ``--test`` the test data is opene
     reviews_curves.csv       accuracy at several budgets, thresholds chosen on validation data
     reviews_differences.csv  paired differences on the test data, with 95 % intervals
 
+``--crossed`` compares criteria on training reviews that the exits have not seen: reviews_crossed.csv.
 Costs are FLOPs, read-outs and heads included, as a share of the whole network's.
 """
 
@@ -29,6 +30,7 @@ from torchpact_recipes.data.polarity import Review, load_polarity
 from torchpact_recipes.halting import review_judging
 from torchpact_recipes.halting.exit_record import ExitRecord, record_exits, record_plain
 from torchpact_recipes.halting.networks import ReviewNet, review_batches
+from torchpact_recipes.halting.review_crossed import write_crossed
 from torchpact_recipes.halting.review_training import ReviewSettings, train
 from torchpact_recipes.halting.tables import save_tensors
 from torchpact_recipes.pretrained import minilm
@@ -143,6 +145,9 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--only", type=int, help="train and record this seed, and choose nothing")
     parser.add_argument("--ready", action="store_true", help="train nothing: write tables of what is there")
+    parser.add_argument(
+        "--crossed", action="store_true", help="compare criteria on training reviews, no more"
+    )
     parser.add_argument("--updates", type=int, default=ReviewSettings.updates)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--work", type=Path, default=data_folder("halting-reviews"))
@@ -153,6 +158,9 @@ def main() -> None:
     work = Work(options.work, ReviewSettings(updates=options.updates))
     seeds = [*range(options.seeds)] if options.only is None else [options.only]
     parts = ["validation", "test"] if options.test else ["validation"]
+    if options.crossed:
+        write_crossed(work, [seed for seed in seeds if work.ready("exits", seed, "heads")], options.out)
+        return
     arms = ("exits", "whole", *map(str, STUDENTS))
     if options.ready:
         needed = [("exits", "heads"), *(("exits", part) for part in parts)]
