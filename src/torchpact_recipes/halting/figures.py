@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from torchpact_recipes.halting.review_criteria import LEARNED, TAUS
 from torchpact_recipes.viz.figures import canvas, save
 
 if TYPE_CHECKING:
@@ -25,9 +26,12 @@ COLOURS = {
     "confidence": "#c44e52",
     "patience": "#dd8452",
     "linear + confidence": "#4c72b0",
+    "learned confidence": "#937860",
     "mlp": "#8172b3",
     "heads": "#4c72b0",
 }
+UNSHOWN = [f"{name}, τ = {tau}" for name in LEARNED for tau in TAUS if tau != 0.03]
+"""Prices that the figure of cross-fitted criteria leaves out."""
 TITLES = {
     "smollm2": "SmolLM2-135M, next token of reviews",
     "stories": "stories15M, its own stories",
@@ -91,6 +95,28 @@ def reviews_panel(rows: Rows, curves: Rows) -> Panel:
         )
         ax.legend()
         return shown | {"students": students, "all leave at one exit": exits, "whole": points["whole"]}
+
+    return draw
+
+
+def crossed_panel(rows: Rows) -> Panel:
+    """Return the panel of criteria that were cross-fitted on training reviews, one common threshold each."""
+
+    def draw(ax: "Axes") -> dict[str, Any]:
+        shown: dict[str, Any] = {}
+        fixed = means([row for row in rows if not row["budget"]], ["criterion"], ["cost", "accuracy"])
+        exits = sorted((100 * cost, 100 * right) for cost, right in fixed.values())
+        ax.plot(*zip(*exits, strict=True), "o--", color="#999999", mfc="none", label="all leave at one exit")
+        some = [row for row in rows if row["thresholds"] == "common" and row["criterion"] not in UNSHOWN]
+        found = means(some, ["criterion", "budget"], ["cost", "accuracy"])
+        for name in dict.fromkeys(key[0] for key in found):
+            line = sorted((100 * cost, 100 * right) for key, (cost, right) in found.items() if key[0] == name)
+            shown[name] = line
+            ax.plot(*zip(*line, strict=True), ".-", color=COLOURS.get(name.split(",")[0]), label=name)
+        ax.set(xlabel="FLOPs, % of the whole network", ylabel="accuracy, %")
+        ax.set_title("MiniLM, unseen training reviews, cross-fitted")
+        ax.legend()
+        return shown | {"all leave at one exit": exits}
 
     return draw
 
@@ -177,6 +203,8 @@ def main() -> None:
     results, folders = options.results, [options.results, options.docs]
     reviews, stories = read_rows(results / "reviews.csv"), read_rows(results / "stories.csv")
     panels = [reviews_panel(reviews, read_rows(results / "reviews_curves.csv"))] if reviews else []
+    crossed = read_rows(results / "reviews_crossed.csv")
+    panels += [crossed_panel(crossed)] if crossed and not reviews else []
     panels += [stories_panel(stories)] if stories else []
     if panels:
         draw(panels, folders, "halting-criteria")

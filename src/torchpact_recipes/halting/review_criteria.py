@@ -60,7 +60,8 @@ def heads_for(read: Any, width: int, exits: int) -> dict[str, list[criteria.Crit
         return criteria.Confidence(read, pool="mean")
 
     made: dict[str, list[criteria.Criterion]] = {"confidence": [confidence()]}
-    made |= {f"patience {k}": [criteria.Unchanged(read, steps=k, pool="mean")] for k in (1, 2, 3)}
+    # its logits count steps, so that thresholds choose how many
+    made["patience"] = [criteria.Unchanged(read, steps=1, pool="mean")]
     for _ in range(exits - 1):
         # with a bias of 0, both this and its weight in the sum would stay at 0
         linear = criteria.Linear(width, bias=-1.0)

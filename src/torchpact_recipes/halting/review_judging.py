@@ -66,7 +66,7 @@ def _choices(
                 scores[name, kind] = scores.get((name, kind), 0.0) + value / len(records)
     best: Choice = {}
     for name, kind in scores:
-        for family in (name.split(",")[0].split(" 1")[0].split(" 2")[0].split(" 3")[0], "best"):
+        for family in (name.split(",")[0], "best"):
             if family not in best or scores[name, kind] > scores[best[family]]:
                 best[family] = name, kind
     return best
