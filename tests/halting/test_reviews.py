@@ -13,7 +13,7 @@ from torchpact_recipes.halting.exit_record import ExitRecord, common_bound, exit
 from torchpact_recipes.halting.judging import paired
 from torchpact_recipes.halting.networks import ReviewNet, review_batches
 from torchpact_recipes.halting.review_criteria import heads_for, oracle
-from torchpact_recipes.halting.review_training import ReviewSettings, all_exits
+from torchpact_recipes.halting.review_training import ReviewSettings, all_exits, exits_loss
 
 LAYERS = 4
 
@@ -189,3 +189,23 @@ def test_crossed_budgets_are_met_and_random_exits_are_means_of_fixed_ones(work, 
             float(row["cost"]) < float(row["budget"]) + 0.25
         )  # of 40 examples, judged on others than fitted on
     assert not [*(tmp_path / "work").glob("*validation*")]
+
+
+def test_exits_taught_by_the_whole_network_learn_from_labels_and_from_its_predictions(work):
+    net = work.network("taught", 0)
+    whole = work.network("whole", 0)
+    assert (work.folder / "taught-0.safetensors").is_file()
+    batch = next(iter(review_batches(made_up("train"), Tokenizer(), 8, 10)))
+    mask = batch.inputs["attention_mask"]
+    with torch.no_grad():
+        given = whole(**batch.inputs).softmax(-1)
+        logits = [net.classes(state, mask) for state in all_exits(net, batch.inputs)]
+        loss = exits_loss(net, batch, whole)
+    rows = torch.arange(10)
+    expected = sum(
+        float(
+            (-each.log_softmax(-1)[rows, batch.labels]).mean() - (given * each.log_softmax(-1)).sum(1).mean()
+        )
+        for each in logits
+    )
+    assert float(loss) == pytest.approx(expected / LAYERS / 2, rel=1e-4)

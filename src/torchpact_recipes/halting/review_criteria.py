@@ -25,6 +25,9 @@ LEARNED = ("learned confidence", "linear + confidence", "mlp")
 class Trained(Protocol):
     """Where networks and records come from."""
 
+    exits_arm: str
+    """The name of the network with exits."""
+
     @property
     def layers(self) -> int:
         """How many layers the whole network has."""
@@ -63,7 +66,6 @@ def heads_for(read: Any, width: int, exits: int) -> dict[str, list[criteria.Crit
     # its logits count steps, so that thresholds choose how many
     made["patience"] = [criteria.Unchanged(read, steps=1, pool="mean")]
     for _ in range(exits - 1):
-        # with a bias of 0, both this and its weight in the sum would stay at 0
         linear = criteria.Linear(width, bias=-1.0)
         both = criteria.Combined([confidence(), linear], "learned", bias=-3.0)
         alone = criteria.Combined([confidence()], "learned", bias=-3.0)
@@ -75,7 +77,7 @@ def heads_for(read: Any, width: int, exits: int) -> dict[str, list[criteria.Crit
 
 def tried(work: Trained, seed: int, parts: Sequence[str], table: dict[str, Tensor]) -> dict[str, Tried]:
     """Return all criteria of a seed; heads are trained at several prices on examples of their own."""
-    net = work.network("exits", seed)
+    net = work.network(work.exits_arm, seed)
     records = {part: work.exits(seed, part) for part in parts}
     learn = work.exits(seed, "heads")
     found = {}

@@ -38,7 +38,7 @@ def crossed(work: Trained, seed: int, table: dict[str, Tensor]) -> list[Row]:
         table: FLOPs by criterion, exit and length.
 
     """
-    record, net = work.exits(seed, "heads"), work.network("exits", seed)
+    record, net = work.exits(seed, "heads"), work.network(work.exits_arm, seed)
     exits, count, width = record.states.shape
     whole = float(table["plain"][-1, record.lengths].mean())
     order = torch.randperm(count, generator=torch.Generator().manual_seed(seed))

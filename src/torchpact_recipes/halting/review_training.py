@@ -1,8 +1,8 @@
 """Training of what is compared on reviews: the whole network, students of fewer layers, and one with exits.
 
 All see the same batches in the same order, and as many. The whole network learns from labels; it is the
-teacher of the students. The network with exits is its own teacher: each exit learns from labels, and from
-the last exit's prediction of the moment.
+teacher of the students. Exits learn from labels and, likewise, from the whole network, or else from the last
+exit's prediction of the moment.
 """
 
 from dataclasses import dataclass
@@ -51,10 +51,22 @@ def plain_loss(net: ReviewNet, batch: ReviewBatch, teacher: nn.Module | None = N
     return (loss + cross_entropy(logits, target)) / 2
 
 
-def exits_loss(net: ReviewNet, batch: ReviewBatch) -> Tensor:
-    """Return the mean over exits of the losses from labels and from the last exit, which has labels only."""
+def exits_loss(net: ReviewNet, batch: ReviewBatch, teacher: nn.Module | None = None) -> Tensor:
+    """Return the mean over exits of the losses from labels and from a teacher.
+
+    Args:
+        net: The adapted network.
+        batch: The batch.
+        teacher: Of all exits; by default the last exit is that of the others, and has labels only.
+
+    """
     states, mask = all_exits(net, batch.inputs), batch.inputs["attention_mask"]
     logits = [net.classes(state, mask).float() for state in states]
+    if teacher is not None:
+        with torch.no_grad():
+            given = teacher(**batch.inputs).float().softmax(-1)
+        both = [cross_entropy(each, batch.labels) + cross_entropy(each, given) for each in logits]
+        return torch.stack(both).mean() / 2
     target = logits[-1].detach().softmax(-1)
     losses = [cross_entropy(each, batch.labels) for each in logits]
     taught = [cross_entropy(each, target) for each in logits[:-1]]
@@ -97,7 +109,7 @@ def train(
         for group in optimizer.param_groups:
             group["lr"] = settings.lr * min((update + 1) / rising, falling)
         with torch.autocast("cpu", torch.bfloat16):
-            loss = exits_loss(net, batch) if exits else plain_loss(net, batch, teacher)
+            loss = exits_loss(net, batch, teacher) if exits else plain_loss(net, batch, teacher)
         optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(weights, 1.0)

@@ -36,6 +36,7 @@ from torchpact_recipes.halting.tables import save_tensors
 from torchpact_recipes.pretrained import minilm
 
 STUDENTS = (2, 3)
+EXITS = ("exits", "taught")
 HEADS, VALIDATION, TEST = 1500, 1500, 3000
 """How many examples heads learn from, of the training data, choices are made on, and judged on."""
 
@@ -48,6 +49,7 @@ class Work:
         settings: Of the training.
         source: Returns a fresh encoder and its tokenizer.
         reviews: Returns the reviews of a part.
+        exits_arm: Who teaches exits: "exits", the last one, or "taught", the whole network.
 
     """
 
@@ -57,8 +59,9 @@ class Work:
         settings: ReviewSettings,
         source: Callable[[], tuple[Any, Any]] = minilm,
         reviews: Callable[[Any], list[Review]] = load_polarity,
+        exits_arm: str = "exits",
     ) -> None:
-        self.folder, self.settings, self.source = folder, settings, source
+        self.folder, self.settings, self.source, self.exits_arm = folder, settings, source, exits_arm
         self.tokenizer = source()[1]
         self.tokenizer.model_max_length = 1_000_000  # texts are cut by us
         self.parts: dict[str, list[Review]] = {"train": reviews("train"), "heads": []}
@@ -80,17 +83,18 @@ class Work:
         return int(self.source()[0].config.num_hidden_layers)
 
     def network(self, arm: str, seed: int) -> ReviewNet:
-        """Return a trained network: "whole", "exits", or a number of layers."""
+        """Return a trained network: "whole", with exits, or a number of layers."""
         torch.manual_seed(seed)
         net = ReviewNet(self.source()[0], int(arm) if arm.isdigit() else self.layers)
-        if arm == "exits":
+        exits = arm in EXITS
+        if exits:
             tp.adapt(net, per="example")
         path = self.folder / f"{arm}-{seed}.safetensors"
         if path.is_file():
             net.load_state_dict(load_file(path))
             return net.eval()
-        teacher = self.network("whole", seed) if arm.isdigit() else None
-        train(net, self.reviews("train"), self.tokenizer, self.settings, seed, teacher, exits=arm == "exits")
+        teacher = self.network("whole", seed) if arm.isdigit() or arm == "taught" else None
+        train(net, self.reviews("train"), self.tokenizer, self.settings, seed, teacher, exits)
         save_tensors(net.state_dict(), path)
         print(f"trained {arm}, seed {seed}", flush=True)
         return net
@@ -103,7 +107,7 @@ class Work:
             given = self.reviews(part)
             batches = [*review_batches(given, self.tokenizer, self.settings.length, 50)]
             labels = torch.cat([batch.labels for batch in batches])
-            if arm == "exits":
+            if arm in EXITS:
                 found = record_exits(net, batches)._asdict()
             else:
                 found = {"classes": record_plain(net, batches), "labels": labels}
@@ -113,7 +117,7 @@ class Work:
 
     def exits(self, seed: int, part: str) -> ExitRecord:
         """Return the exits of the network with exits."""
-        return ExitRecord(**self.record("exits", seed, part))
+        return ExitRecord(**self.record(self.exits_arm, seed, part))
 
     def ready(self, arm: str, seed: int, part: str) -> bool:
         """Return whether the record is there."""
@@ -144,6 +148,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--only", type=int, help="train and record this seed, and choose nothing")
+    parser.add_argument("--exits", choices=EXITS, default="exits", help="taught by the last, or by the whole")
     parser.add_argument("--ready", action="store_true", help="train nothing: write tables of what is there")
     parser.add_argument(
         "--crossed", action="store_true", help="compare criteria on training reviews, no more"
@@ -155,22 +160,22 @@ def main() -> None:
     parser.add_argument("--test", action="store_true", help="open the test data")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    work = Work(options.work, ReviewSettings(updates=options.updates))
+    work = Work(options.work, ReviewSettings(updates=options.updates), exits_arm=options.exits)
     seeds = [*range(options.seeds)] if options.only is None else [options.only]
     parts = ["validation", "test"] if options.test else ["validation"]
     if options.crossed:
-        write_crossed(work, [seed for seed in seeds if work.ready("exits", seed, "heads")], options.out)
+        write_crossed(work, [seed for seed in seeds if work.ready(options.exits, seed, "heads")], options.out)
         return
-    arms = ("exits", "whole", *map(str, STUDENTS))
+    arms: tuple[str, ...] = (options.exits, "whole", *map(str, STUDENTS))
     if options.ready:
-        needed = [("exits", "heads"), *(("exits", part) for part in parts)]
+        needed = [(options.exits, "heads"), *((options.exits, part) for part in parts)]
         seeds = [seed for seed in seeds if all(work.ready(arm, seed, part) for arm, part in needed)]
         arms = tuple(
             arm for arm in arms if all(work.ready(arm, seed, part) for seed in seeds for part in parts)
         )
         print(f"there are seeds {seeds} of {', '.join(arms)}")
     for seed in seeds:
-        work.record("exits", seed, "heads")
+        work.record(options.exits, seed, "heads")
         for arm in arms:
             for part in parts:
                 work.record(arm, seed, part)
