@@ -201,6 +201,22 @@ def test_a_learned_combination_learns_the_weights_of_criteria(read):
     assert both.weight.grad.ne(0).all()
 
 
+def test_a_learned_combination_learns_from_the_state_even_if_the_linear_part_starts_at_0():
+    linear = criteria.Linear(4, bias=0.0)
+    both = criteria.Combined([criteria.Confidence(lambda u: u), linear], "learned", bias=-1.0)
+    optimizer = torch.optim.Adam(both.parameters(), lr=0.05)
+    torch.manual_seed(0)
+    u = torch.randn(200, 4)
+    wanted = (u[:, 0] > 0).float()  # which the largest probability does not tell
+    for _ in range(100):
+        logits, _ = both(criteria.Exit(u, u, 0))
+        loss = torch.nn.functional.binary_cross_entropy_with_logits(logits[:, 0], wanted)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    assert float(((logits[:, 0] > 0) == (wanted > 0)).float().mean()) > 0.9
+
+
 HISTOGRAM = [0.1, 0.0, 0.4, 0.2, 0.3]
 
 

@@ -15,6 +15,7 @@ HELPERS = {
     "torchpact.plugins": "how commands and weights are registered",
 }
 DEEP = {
+    "torchpact.budget.search": "thresholds from a record of exits, without running the network again",
     "torchpact.core.call_args": "what an engine is given as the call",
     "torchpact.core.halting": "the equations for one iteration, which kernels of training copy",
     "torchpact.core.modes": "the table of modes by name",

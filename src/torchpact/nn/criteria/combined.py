@@ -20,7 +20,8 @@ class Combined(Criterion):
     "any" is the largest of ``logits − bounds``, "all" is the smallest: with ``use_thresholds(net, 0.5)``, a
     logit of 0, a position halts where any (all) of the criteria exceed their bounds. "learned" is
     Σ w·logits + b with the logits clamped to ±20; w starts at 0 and b at ``bias``, so that it is trained as a
-    linear head, on what the criteria see. Give it a :class:`Linear`, too, for one that sees the state.
+    linear head, on what the criteria see. Give it a :class:`Linear`, too, for one that sees the state: the w
+    of learned criteria starts at 0.1, since one that starts at 0 as well would never learn.
 
     Args:
         criteria: At least one; all decide for the same, positions or examples.
@@ -67,7 +68,8 @@ class Combined(Criterion):
         self.needs_context = any(each.needs_context for each in criteria)
         self.settings = {"how": how, "bounds": [*self.bounds], "bias": self.start}
         if how == "learned":
-            self.weight = nn.Parameter(torch.zeros(len(criteria)))
+            # the gradient of a learned part is w times its own, and that of w its logit: not both may be 0
+            self.weight = nn.Parameter(torch.tensor([0.1 * each.learned for each in criteria]))
             self.bias = nn.Parameter(torch.tensor(self.start))
 
     def place(self, net: nn.Module, per: Per | None, width: int) -> None:
