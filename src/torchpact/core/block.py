@@ -132,8 +132,8 @@ class AdaptiveBlock(HaltingModule):
                 decisions'; 0 for padding. Criteria see them, too; they change nothing else.
             exits: Whether the ponder has the states and logits after all steps, see
                 :class:`~torchpact.core.exits.Exits`; all L steps run then.
-            max_steps: L of this run, for any number of steps if they share step and head, otherwise for fewer.
-                Thresholds of single heads are cut, or the last one goes on.
+            max_steps: L of this run: any number if all iterations share step and head, otherwise fewer.
+                Of thresholds of single heads the first are used, and the last one goes on.
             named: Goes to every step by name.
 
         Returns:
@@ -238,7 +238,7 @@ class AdaptiveBlock(HaltingModule):
         if count > self.max_steps and max(len(self.steps), len(self.halting)) > 1:
             what = "steps" if len(self.steps) > 1 else "heads"
             raise ValueError(
-                f"expected max_steps of at most {self.max_steps} for a block with a list of {what}, got {count}"
+                f"expected max_steps of at most {self.max_steps}, as there is a list of {what}, got {count}"
             )
         return count
 

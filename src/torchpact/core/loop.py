@@ -302,7 +302,9 @@ def decide(loop: HaltingLoop, logits: Tensor) -> tuple[HaltingLoop, Tensor | Non
     kept = (*loop.logits, logits) if rules.keeps_logits and rolling is None else ()
     ran = steps + (gate > 0)
     output, frozen, memory, states = loop.output, loop.frozen, loop.memory, loop.states
-    return HaltingLoop(rules, taken, remaining, gate, ran, kept, output, frozen, memory, states, rolling), weight
+    return HaltingLoop(
+        rules, taken, remaining, gate, ran, kept, output, frozen, memory, states, rolling
+    ), weight
 
 
 def go_on(loop: HaltingLoop, logits: Tensor | None = None) -> HaltingLoop:

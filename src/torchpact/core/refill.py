@@ -97,15 +97,6 @@ def renew_rows(loop: HaltingLoop, index: Tensor, limits: Tensor) -> HaltingLoop:
     )
 
 
-def close_rows(loop: HaltingLoop, index: Tensor) -> HaltingLoop:
-    """Return a loop in which some examples have halted, as those that fill up a batch."""
-    assert loop.remaining is not None
-    assert loop.gate is not None
-    return loop._replace(
-        remaining=loop.remaining.index_fill(0, index, 0.0), gate=loop.gate.index_fill(0, index, 0.0)
-    )
-
-
 class Finished(NamedTuple):
     """Examples that have left a loop, in the order of some index."""
 
@@ -114,19 +105,27 @@ class Finished(NamedTuple):
     """The number of steps that each position ran."""
     history: Tensor | None
     """The logits of each position, L along dim 0; None where they are not kept."""
+    weights: Tensor | None = None
+    """How much each position counts."""
 
     def take(self, index: Tensor) -> "Finished":
         """Return some of them."""
         history = None if self.history is None else self.history.index_select(1, index)
-        return Finished(state.rows_of(self.output, index), self.steps.index_select(0, index), history)
+        weights = None if self.weights is None else self.weights.index_select(0, index)
+        return Finished(
+            state.rows_of(self.output, index), self.steps.index_select(0, index), history, weights
+        )
 
     def ponder(self, loop: HaltingLoop) -> Ponder:
         """Return what every position did, in a loop that they have left."""
         rules, steps = loop.rules, self.steps.long()
         kind = torch.float32 if loop.remaining is None else loop.remaining.dtype
         if self.history is None:
-            return decisions_only(rules.max_steps, steps, steps.to(kind))
-        return ponder_of_logits(self.history[:-1].unbind(0), rules.max_steps, steps, rules.mode, dtype=kind)
+            found = decisions_only(rules.max_steps, steps, steps.to(kind))
+        else:
+            logits = self.history[:-1].unbind(0)
+            found = ponder_of_logits(logits, rules.max_steps, steps, rules.mode, dtype=kind)
+        return found._replace(weights=self.weights)
 
 
 def joined(groups: Sequence[Finished]) -> Finished:
@@ -134,10 +133,12 @@ def joined(groups: Sequence[Finished]) -> Finished:
     if len(groups) == 1:
         return groups[0]
     histories = [each.history for each in groups if each.history is not None]
+    weights = [each.weights for each in groups if each.weights is not None]
     return Finished(
         state.map_state(lambda *parts: torch.cat(parts), *[each.output for each in groups]),
         torch.cat([each.steps for each in groups]),
         torch.cat(histories, 1) if histories else None,
+        torch.cat(weights) if weights else None,
     )
 
 

@@ -1,7 +1,7 @@
 """Halting loops whose examples begin at different times, as those of a stream do.
 
-Such a loop is a :class:`~torchpact.HaltingLoop` with a :class:`Rolling`, moved on by ``advance`` as any other:
-examples differ in how many steps they have taken, so that thresholds and the last step go by the count of each.
+Such a loop is a :class:`~torchpact.HaltingLoop` with a :class:`Rolling`, moved on by ``advance`` as any
+other: thresholds and the last step go by the number of steps that each example has taken.
 :mod:`torchpact.core.refill` puts examples into a loop and takes them out.
 """
 
@@ -66,7 +66,7 @@ def break_sticks(
 def asked_of_all(head: Head, exit: Exit, steps: Tensor | None) -> tuple[Tensor, Memory]:
     """Ask a head about examples after different numbers of steps.
 
-    A criterion that remembers is asked twice: about examples at their first exit it must not be told anything.
+    A criterion that remembers is asked twice, since at their first exit examples have no memory.
 
     Args:
         head: The head.
