@@ -47,7 +47,8 @@ def start_rolling(
     )
     # the last decision is no decision, whatever its bound is
     all_bounds = None if bounds is None else torch.tensor([*bounds, 0.0], device=limits.device)
-    return loop._replace(rolling=Rolling(limits, all_bounds))
+    rules = loop.rules._replace(bounds=None)  # a compiled step serves all thresholds
+    return loop._replace(rules=rules, rolling=Rolling(limits, all_bounds))
 
 
 def take_rows(loop: HaltingLoop, index: Tensor) -> HaltingLoop:

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -13,7 +14,7 @@ from torchpact.core.call_args import CallArgs, tensors_in
 from torchpact.core.callables import is_gated, is_indexed
 from torchpact.core.criterion import map_memory
 from torchpact.core.halting_module import HaltingModule
-from torchpact.core.loop import HaltingLoop, advance
+from torchpact.core.loop import HaltingLoop, Rules, advance
 from torchpact.core.modes import Mode
 from torchpact.core.refill import Finished, finished_rows, renew_rows, start_rolling, take_rows
 from torchpact.core.rolling import Rolling
@@ -81,21 +82,13 @@ class Lanes:
     ) -> None:
         self.block, self.mode, self.bounds, self.max_steps = block, mode, bounds, max_steps
         self.keeps_logits, self.per_example, self.width = keeps_logits, per_example, width
-        self.gated, self.head = is_gated(block.steps[0]), next(iter(block.halting), None)
+        self.gated = is_gated(block.steps[0])
         self.foreign = {_address(x) for x in (*block.parameters(), *block.buffers())}
         self.owners: list[Owner | None] = []
         self.u: Any = None
         self.rest: Any = ((), {})
         self.loop: HaltingLoop | None = None
-        self._compiled: Callable[..., Any] | None = None
-        self._rules: Any = None
-        self._frozen = False
-        if compiled:
-            protect_compiler_caches()
-            kind = next((x.device.type for x in block.parameters()), "cpu")
-            # in a CUDA graph, where there is one
-            options = "reduce-overhead" if kind == "cuda" else None
-            self._compiled = torch.compile(self._moved, dynamic=False, mode=options)
+        self._compiled = compiled_step(block) if compiled else None
 
     @property
     def live(self) -> int:
@@ -192,14 +185,14 @@ class Lanes:
             loop = self.loop
             assert loop is not None
             if self._compiled is None or self.width is None or loop.remaining is None:
-                self.u, self.loop, closed = self._advanced(self.u, self.rest, loop)
+                self.u, self.loop, closed = advanced(self.block, self.u, self.rest, loop)
             else:
-                self._rules, self._frozen = loop.rules, loop.frozen
-                self.u, values, closed = self._compiled(self.u, self.rest, _values_of(loop))
+                given = (loop.rules, loop.frozen, _values_of(loop))
+                self.u, values, closed = self._compiled(self.block, self.u, self.rest, *given)
                 if closed.is_cuda:  # in a CUDA graph, which will write there again
                     self.u = state.map_state(torch.clone, self.u)
                     values = tuple(map_memory(torch.clone, value) for value in values)
-                self.loop = self._with(values)
+                self.loop = _with_values(*given[:2], values)
             where = closed.nonzero().squeeze(1)
             places = where.tolist()
             found = [(row, owner) for row in places if (owner := self.owners[row]) is not None]
@@ -215,32 +208,64 @@ class Lanes:
                 done = done._replace(weights=weights.index_select(0, where))
             return done, [owner for _, owner in found]
 
-    def _advanced(self, u: State, rest: Any, loop: HaltingLoop) -> tuple[State, HaltingLoop, Tensor]:
-        """Return the state and the loop after a step, and which examples have halted at all positions."""
-        args, told = rest
-        named = {name: x for name, x in told.items() if name != "weights"}
-        weights = told.get("weights")
-        after = self.block.run_step(1, u, loop.gate, args, named)
-        # halted examples leave before the next step; of those that stay, positions that have halted are
-        # held by steps that take the gate, as in the block
-        loop, u = advance(
-            loop, u, after, self.head, held=True, weights=weights, context=CallArgs(args, named)
-        )
-        assert loop.gate is not None
-        if weights is not None and loop.rolling is not None:
-            HaltingModule.checked_weights(weights, loop.gate)
-        return u, loop, ~(loop.gate > 0).flatten(1).any(1)
 
-    def _moved(self, u: State, rest: Any, values: Values) -> tuple[State, Values, Tensor]:
-        """Do what a step does with a loop as tensors, which can be compiled."""
-        u, loop, closed = self._advanced(u, rest, self._with(values))
-        return u, _values_of(loop), closed
+def advanced(
+    block: AdaptiveBlock, u: State, rest: Any, loop: HaltingLoop
+) -> tuple[State, HaltingLoop, Tensor]:
+    """Run a step of a block on examples that have not halted.
 
-    def _with(self, values: Values) -> HaltingLoop:
-        remaining, gate, steps, output, memory, *rolling = values
-        return HaltingLoop(
-            self._rules, 0, remaining, gate, steps, (), output, self._frozen, memory, (), Rolling(*rolling)
-        )
+    Args:
+        block: The block.
+        u: Their state.
+        rest: What steps are given besides, and ``weights`` by name.
+        loop: The loop before the step.
+
+    Returns:
+        The state and the loop after it, and which examples have halted at all positions.
+
+    """
+    args, told = rest
+    named = {name: x for name, x in told.items() if name != "weights"}
+    weights, head = told.get("weights"), block.halting[0] if len(block.halting) else None
+    after = block.run_step(1, u, loop.gate, args, named)
+    # halted examples leave before the next step; of those that stay, positions that have halted are held by
+    # steps that take the gate, as in the block
+    loop, u = advance(loop, u, after, head, held=True, weights=weights, context=CallArgs(args, named))
+    assert loop.gate is not None
+    if weights is not None:
+        HaltingModule.checked_weights(weights, loop.gate)
+    return u, loop, ~(loop.gate > 0).flatten(1).any(1)
+
+
+_COMPILED: WeakKeyDictionary[AdaptiveBlock, Callable[..., Any]] = WeakKeyDictionary()
+
+
+def compiled_step(block: AdaptiveBlock) -> Callable[..., Any]:
+    """Return a step of a loop as tensors, by torch.compile; once for each block.
+
+    Args:
+        block: The block, which the function is given again.
+
+    """
+    if block not in _COMPILED:
+        protect_compiler_caches()
+        kind = next((x.device.type for x in block.parameters()), "cpu")
+        # in a CUDA graph, where there is one
+        options = "reduce-overhead" if kind == "cuda" else None
+        _COMPILED[block] = torch.compile(_moved, dynamic=False, mode=options)
+    return _COMPILED[block]
+
+
+def _moved(
+    block: AdaptiveBlock, u: State, rest: Any, rules: Rules, frozen: bool, values: Values
+) -> tuple[State, Values, Tensor]:
+    u, loop, closed = advanced(block, u, rest, _with_values(rules, frozen, values))
+    return u, _values_of(loop), closed
+
+
+def _with_values(rules: Rules, frozen: bool, values: Values) -> HaltingLoop:
+    remaining, gate, steps, output, memory, *rolling = values
+    return HaltingLoop(rules, 0, remaining, gate, steps, (), output, frozen, memory, (), Rolling(*rolling))
 
 
 def _values_of(loop: HaltingLoop) -> Values:
