@@ -2,8 +2,8 @@
 
     python benchmarks/stream.py [--networks conv attention] [--rounds 3] [--out benchmarks/stream.csv]
 
-How many steps an example takes is drawn beforehand and told to a counter in its state, so that all ways do the
-same work; the head is computed besides, as a learned one is. Uniform: 1 to 64 steps. Skewed: most take few of
+How many steps an example takes is drawn beforehand and told to a counter in its state, so that all ways do
+the same work; the head is computed besides, as a learned one is. Uniform: 1 to 64 steps. Skewed: most take few of
 64 (a geometric distribution of mean 12, cut). Ways, interleaved, medians of the rounds:
 
     all steps           all 64 steps of every batch, a compiled step, no head: what the theory is about
@@ -164,9 +164,7 @@ def main() -> None:
             steps = drawn(kind, arguments.inputs)
             count, mean = len(steps), float(steps.double().mean())
             theory = (count * STEPS / WIDTH) / (count * mean / WIDTH + STEPS - mean)
-            seconds = interleaved(
-                ways(name, steps), seconds=0, least=arguments.rounds, most=arguments.rounds
-            )
+            seconds = interleaved(ways(name, steps), seconds=0, least=arguments.rounds, most=arguments.rounds)
             best_compact = min(seconds["compact 256"], seconds["compact all"])
             row: dict[str, object] = {"network": name, "spread": kind, "inputs": count, "mean": f"{mean:.1f}"}
             row |= {way: f"{each:.3f}" for way, each in seconds.items()}

@@ -1,4 +1,4 @@
-"""Streams return what the block returns for each input: in any order, width, and whatever the iterator does."""
+"""Streams return what the block returns for each input: in any order and width, from any iterator."""
 
 import gc
 import itertools
@@ -483,7 +483,11 @@ def test_a_network_without_a_loop_is_refused():
     ("inputs", "options", "message"),
     [
         ([{"u": numbers(1)[0], "mode": "act"}], {}, "expected mode as an argument of the stream"),
-        ([(numbers(1, 2), torch.zeros(3, 2))], {"batches": True}, "expected tensors of 2 examples in a batch"),
+        (
+            [(numbers(1, 2), torch.zeros(3, 2))],
+            {"batches": True},
+            "expected tensors of 2 examples in a batch",
+        ),
         ([3], {"batches": True}, "expected batches, tensors whose first dimension is the batch"),
         (numbers(4), {"limit": lambda item: 21}, "expected a limit of 1 to 20 steps"),
         ([numbers(4, 4)], {"batches": True, "limit": lambda item: torch.tensor([1])}, "each of 2 examples"),

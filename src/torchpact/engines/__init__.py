@@ -21,6 +21,7 @@ from torchpact.engines.generic.compiled import COMPILED
 from torchpact.engines.generic.dense import DENSE
 from torchpact.engines.generic.rows import RowsEngine
 from torchpact.engines.generic.stream import stream
+from torchpact.engines.generic.stream_engine import StreamEngine
 from torchpact.engines.recurrent.compact import CompactRecurrent
 from torchpact.engines.recurrent.gpu import GPURecurrent
 from torchpact.engines.recurrent.native import NativeRecurrent
@@ -30,6 +31,7 @@ from torchpact.engines.report import Report
 for _engine in (
     DENSE,
     Compact(),
+    StreamEngine(),
     RowsEngine(),
     AttentionEngine(),
     SPARSE,

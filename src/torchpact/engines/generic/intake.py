@@ -129,7 +129,7 @@ class Intake:
         return None
 
     def _unit(self, item: Any) -> Unit:
-        call = call_args(item)
+        call = item if isinstance(item, CallArgs) else call_args(item)
         given = [name for name in call.kwargs if name in _OF_THE_RUN]
         if given:
             raise ValueError(f"expected {given[0]} as an argument of the stream, got it with an input")
