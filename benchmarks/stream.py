@@ -3,10 +3,10 @@
     python benchmarks/stream.py [--networks conv attention] [--rounds 3] [--out benchmarks/stream.csv]
 
 How many steps an example takes is drawn beforehand and told to a counter in its state, so that all ways do
-the same work; the head is computed besides, as a learned one is. Uniform: 1 to 64 steps. Skewed: most take few of
-64 (a geometric distribution of mean 12, cut). Ways, interleaved, medians of the rounds:
+the same work; the head is computed besides, as a learned one is. Uniform: 1 to 64 steps. Skewed: a geometric
+distribution of mean 12, cut at 64. Ways, interleaved, medians of the rounds:
 
-    all steps           all 64 steps of every batch, a compiled step, no head: what the theory is about
+    all steps           all 64 steps of every batch, without a head, compiled and eager; the faster counts
     until the last      batches until their last example has halted: a compiled step with its head
     compact             the engine ``compact``, in batches of 256 or of all 10,000, whichever is faster
     stream              ``tp.stream`` on batches, as it is and with ``compile=True``; and on single examples
@@ -16,10 +16,14 @@ the same work; the head is computed besides, as a learned one is. Uniform: 1 to 
 """
 
 import argparse
+import csv
 import math
+import random
+import statistics
+import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from table import write_csv
@@ -27,7 +31,6 @@ from torch import Tensor, nn
 
 import torchpact as tp
 from torchpact.engines.generic.compact import CompactRunner
-from torchpact.engines.timing import interleaved
 
 WIDTH, STEPS = 256, 64
 State = tuple[Tensor, Tensor]
@@ -80,24 +83,40 @@ def drawn(kind: str, count: int) -> Tensor:
     return geometric.ceil().clamp(1, STEPS).long()
 
 
-@torch.no_grad()
-def ways(name: str, steps: Tensor) -> dict[str, Callable[[], Any]]:
-    """Return what is compared: functions that return the number of steps taken by all examples."""
+class Network(NamedTuple):
+    """A block, and its step and head as torch.compile makes them."""
+
+    block: tp.AdaptiveBlock
+    shape: tuple[int, ...]
+    step: Callable[..., State]
+    both: Callable[..., tuple[State, Tensor]]
+
+
+def network(name: str) -> Network:
+    """Return what all ways run."""
     update, shape = updates(name)
     block = tp.AdaptiveBlock(Counted(update), Head(update), max_steps=STEPS, mode="thresholded").eval()
     block.details = False
-    count = len(steps)
+    step, head = block.steps[0], block.halting[0]
+    both = torch.compile(lambda state, told: (moved := step(state, told), head(moved)), dynamic=False)
+    return Network(block, shape, torch.compile(step, dynamic=False), both)
+
+
+def ways(net: Network, steps: Tensor) -> dict[str, Callable[[], Any]]:
+    """Return what is compared."""
+    block, shape, compiled, both = net
+    count, step = len(steps), block.steps[0]
     u, left = torch.randn(count, *shape), steps.float().view(-1, 1, 1)
     batches = [((a, b), a) for a, b in zip(u.split(WIDTH), left.split(WIDTH), strict=True)]
-    step, head = block.steps[0], block.halting[0]
-    compiled = torch.compile(step, dynamic=False)
-    both = torch.compile(lambda s, told: (moved := step(s, told), head(moved)), dynamic=False)
 
-    @torch.no_grad()
-    def all_steps() -> None:
-        for state, told in batches:
-            for _ in range(STEPS):
-                state = compiled(state, told)
+    def all_steps(function: Callable[..., State]) -> Callable[[], None]:
+        @torch.no_grad()
+        def run() -> None:
+            for state, told in batches:
+                for _ in range(STEPS):
+                    state = function(state, told)
+
+        return run
 
     @torch.no_grad()
     def until_the_last() -> None:
@@ -139,7 +158,8 @@ def ways(name: str, steps: Tensor) -> dict[str, Callable[[], Any]]:
         assert sum(1 for _ in tp.stream(block, items, width=WIDTH)) == count
 
     return {
-        "all steps": all_steps,
+        "all steps": all_steps(compiled),
+        "all steps, eager": all_steps(step),
         "until the last": until_the_last,
         "compact 256": compact(WIDTH),
         "compact all": compact(count),
@@ -147,6 +167,17 @@ def ways(name: str, steps: Tensor) -> dict[str, Callable[[], Any]]:
         "stream compiled": stream(True),
         "stream singles": singles,
     }
+
+
+def medians(ways: dict[str, Callable[[], Any]], rounds: int) -> dict[str, float]:
+    """Return the median seconds of each way; all take turns."""
+    order, taken = random.Random(0), {name: [0.0] * 0 for name in ways}
+    for _ in range(rounds):
+        for name in order.sample([*ways], len(ways)):
+            start = time.perf_counter()
+            ways[name]()
+            taken[name].append(time.perf_counter() - start)
+    return {name: statistics.median(each) for name, each in taken.items()}
 
 
 def main() -> None:
@@ -158,19 +189,27 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path(__file__).with_suffix(".csv"))
     arguments = parser.parse_args()
     torch.manual_seed(0)
-    rows = []
+    rows: list[dict[str, object]] = []
+    if arguments.out.exists():  # of other networks and spreads
+        with arguments.out.open() as file:
+            rows += [dict(row) for row in csv.DictReader(file)]
     for name in arguments.networks:
+        net = network(name)
         for kind in arguments.spreads:
+            rows = [row for row in rows if (row["network"], row["spread"]) != (name, kind)]
             steps = drawn(kind, arguments.inputs)
             count, mean = len(steps), float(steps.double().mean())
             theory = (count * STEPS / WIDTH) / (count * mean / WIDTH + STEPS - mean)
-            seconds = interleaved(ways(name, steps), seconds=0, least=arguments.rounds, most=arguments.rounds)
+            for way in ways(net, steps[: 2 * WIDTH]).values():  # compiles
+                way()
+            seconds = medians(ways(net, steps), arguments.rounds)
+            bar = min(seconds["all steps"], seconds["all steps, eager"])
             best_compact = min(seconds["compact 256"], seconds["compact all"])
             row: dict[str, object] = {"network": name, "spread": kind, "inputs": count, "mean": f"{mean:.1f}"}
             row |= {way: f"{each:.3f}" for way, each in seconds.items()}
             row["theory"] = f"{theory:.2f}"
             for way in ("stream", "stream compiled", "stream singles"):
-                row[f"share, {way}"] = f"{seconds['all steps'] / seconds[way] / theory:.3f}"
+                row[f"share, {way}"] = f"{bar / seconds[way] / theory:.3f}"
             fastest = min(seconds["stream"], seconds["stream compiled"])
             row["over compact"] = f"{best_compact / fastest:.2f}"
             rows.append(row)

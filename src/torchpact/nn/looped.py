@@ -40,7 +40,7 @@ class Looped(nn.Module):
             (deep supervision).
         freeze: Whether positions that have halted keep their state while others go on.
         mode: What decides; by default relaxed in training and thresholded in evaluation.
-        name: What its block is called in ponders.
+        name: What its block is called in ponders and thresholds.
 
     Raises:
         TypeError: Something is not callable.
@@ -76,7 +76,7 @@ class Looped(nn.Module):
         detach: bool = False,
         freeze: bool = False,
         mode: Mode | str | None = None,
-        name: str = "",
+        name: str = "block",
     ) -> None:
         super().__init__()
         check_choice("per", per, ("example", "position"))
