@@ -10,13 +10,11 @@ import torchpact as tp
 
 
 def strings(count: int, length: int = 16) -> tuple[Tensor, Tensor]:
-    """Return bits and resets (2), and the parity of the bits since the last reset at each position."""
     tokens = torch.randint(2, (count, length)).masked_fill(torch.rand(count, length) < 0.15, 2)
-    parity, found = torch.zeros(count, dtype=torch.long), []
+    parity = [torch.zeros(count, dtype=torch.long)]  # of the bits since the last 2, a reset
     for token in tokens.unbind(1):
-        parity = torch.where(token == 2, 0, parity ^ (token == 1))
-        found.append(parity)
-    return tokens, torch.stack(found, 1)
+        parity.append(torch.where(token == 2, 0, parity[-1] ^ (token == 1)))
+    return tokens, torch.stack(parity[1:], 1)
 
 
 class Embed(nn.Embedding):
@@ -43,8 +41,7 @@ def main(steps: int, batch: int = 32) -> tuple[float, float]:
     held_out = [strings(128) for _ in range(4)]
     thresholds = tp.calibrate(net.eval(), held_out, 0.6, right, inputs=lambda each: each[0])
     tokens, parity = strings(500)
-    results = tp.stream(net, tokens, width=64, thresholds=thresholds)  # or any iterator, without end
-    outputs, ponders = zip(*results, strict=True)
+    outputs, ponders = zip(*tp.stream(net, tokens, width=64, thresholds=thresholds), strict=True)
     solved = float((torch.stack(outputs).argmax(1) == parity).all(1).float().mean())
     taken = float(tp.Ponders(ponders).steps)
     print(f"{solved:.3f} of the strings solved in {taken:.1f} of 12 steps")
