@@ -7,7 +7,7 @@ the same work; the head is computed besides, as a learned one is. Uniform: 1 to 
 distribution of mean 12, cut at 64. Ways, interleaved, medians of the rounds:
 
     all steps           all 64 steps of every batch, without a head, compiled and eager; the faster counts
-    until the last      batches until their last example has halted: a compiled step with its head
+    until the last      the block itself: batches that end with their last example
     compact             the engine ``compact``, in batches of 256 or of all 10,000, whichever is faster
     stream              ``tp.stream`` on batches, as it is and with ``compile=True``; and on single examples
 
@@ -30,6 +30,7 @@ from table import write_csv
 from torch import Tensor, nn
 
 import torchpact as tp
+from torchpact.core.call_args import CallArgs
 from torchpact.engines.generic.compact import CompactRunner
 
 WIDTH, STEPS = 256, 64
@@ -84,12 +85,11 @@ def drawn(kind: str, count: int) -> Tensor:
 
 
 class Network(NamedTuple):
-    """A block, and its step and head as torch.compile makes them."""
+    """A block, and its step as torch.compile makes it."""
 
     block: tp.AdaptiveBlock
     shape: tuple[int, ...]
     step: Callable[..., State]
-    both: Callable[..., tuple[State, Tensor]]
 
 
 def network(name: str) -> Network:
@@ -97,14 +97,12 @@ def network(name: str) -> Network:
     update, shape = updates(name)
     block = tp.AdaptiveBlock(Counted(update), Head(update), max_steps=STEPS, mode="thresholded").eval()
     block.details = False
-    step, head = block.steps[0], block.halting[0]
-    both = torch.compile(lambda state, told: (moved := step(state, told), head(moved)), dynamic=False)
-    return Network(block, shape, torch.compile(step, dynamic=False), both)
+    return Network(block, shape, torch.compile(block.steps[0], dynamic=False))
 
 
 def ways(net: Network, steps: Tensor) -> dict[str, Callable[[], Any]]:
     """Return what is compared."""
-    block, shape, compiled, both = net
+    block, shape, compiled = net
     count, step = len(steps), block.steps[0]
     u, left = torch.randn(count, *shape), steps.float().view(-1, 1, 1)
     batches = [((a, b), a) for a, b in zip(u.split(WIDTH), left.split(WIDTH), strict=True)]
@@ -121,18 +119,7 @@ def ways(net: Network, steps: Tensor) -> dict[str, Callable[[], Any]]:
     @torch.no_grad()
     def until_the_last() -> None:
         for state, told in batches:
-            done = torch.zeros(len(told), dtype=torch.bool)
-            output = state
-            for _ in range(STEPS):
-                state, logits = both(state, told)
-                fires = (logits > 0).flatten() & ~done
-                output = tuple(
-                    torch.where(fires.view(-1, 1, 1), new, old)
-                    for new, old in zip(state, output, strict=True)
-                )
-                done |= fires
-                if bool(done.all()):
-                    break
+            block(state, told)
 
     def compact(size: int) -> Callable[[], None]:
         runner = CompactRunner(block)
@@ -140,7 +127,7 @@ def ways(net: Network, steps: Tensor) -> dict[str, Callable[[], Any]]:
 
         def run() -> None:
             for state, told in parts:
-                runner(state, tp.engines.base.CallArgs((told,)))
+                runner(state, CallArgs((told,)))
 
         return run
 
@@ -200,8 +187,8 @@ def main() -> None:
             steps = drawn(kind, arguments.inputs)
             count, mean = len(steps), float(steps.double().mean())
             theory = (count * STEPS / WIDTH) / (count * mean / WIDTH + STEPS - mean)
-            for way in ways(net, steps[: 2 * WIDTH]).values():  # compiles
-                way()
+            for run in ways(net, steps[: 2 * WIDTH]).values():  # compiles
+                run()
             seconds = medians(ways(net, steps), arguments.rounds)
             bar = min(seconds["all steps"], seconds["all steps, eager"])
             best_compact = min(seconds["compact 256"], seconds["compact all"])

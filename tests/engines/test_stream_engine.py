@@ -5,13 +5,14 @@ import torch
 from torch import nn
 
 import torchpact as tp
+from torchpact.core.call_args import CallArgs
 from torchpact.engines.generic.stream_engine import StreamRunner
 
 
 def block_of(positions=False, mode="thresholded"):
     torch.manual_seed(0)
     step = nn.Sequential(nn.Linear(6, 6), nn.Tanh())
-    nn.init.normal_(step[0].weight, 0, 1)
+    nn.init.normal_(step.get_parameter("0.weight"), 0, 1)
     head = nn.Linear(6, 1)
     nn.init.normal_(head.weight, 0, 2)
     return tp.AdaptiveBlock(step, head, max_steps=7, mode=mode).double()
@@ -43,7 +44,8 @@ def test_context_by_example_and_tables_that_all_share():
     u, table, own = torch.randn(30, 4), torch.randn(3, 4), torch.randn(30, 1)
     with torch.no_grad():
         expected, ponder = block(u, table, own)
-    output, got = StreamRunner(block, width=7)(u, tp.engines.base.CallArgs((table, own)))
+    output, got = StreamRunner(block, width=7)(u, CallArgs((table, own)))
+    assert isinstance(output, torch.Tensor)
     assert torch.allclose(output, expected, atol=1e-5)
     assert torch.equal(got.steps, ponder.steps)
 

@@ -150,7 +150,8 @@ class Intake:
         if self.kind is None:
             self.kind = kind
         elif kind != self.kind:
-            raise ValueError(f"expected all inputs to be like the first, {self.kind}, got {kind}")
+            wanted, got = (" ".join(str(each).split()) for each in (self.kind, kind))
+            raise ValueError(f"expected all inputs to be like the first, {wanted}, got {got}")
         limits = self._limits(item, size)
         unit = Unit(self.count, size, call, limits, self.batches)
         self.count += 1
@@ -185,7 +186,7 @@ def _plain(call: CallArgs) -> tuple[tuple[Any, ...], dict[str, Any]]:
 def _kind(value: Any, dimension: int) -> Any:
     """Return what inputs have in common: shapes and types of tensors, and all else as it is."""
     if isinstance(value, Tensor):
-        return (*value.shape[dimension:], str(value.dtype).removeprefix("torch."))
+        return value.shape[dimension:], value.dtype
     if isinstance(value, dict):
         return {key: _kind(part, dimension) for key, part in value.items()}
     if isinstance(value, tuple | list):

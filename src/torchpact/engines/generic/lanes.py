@@ -85,15 +85,13 @@ class Lanes:
         self.gated = is_gated(block.steps[0])
         self.foreign = {_address(x) for x in (*block.parameters(), *block.buffers())}
         self.owners: list[Owner | None] = []
+        """Whose example each row holds; None where it is free."""
+        self.live = 0
+        """How many examples are under way."""
         self.u: Any = None
         self.rest: Any = ((), {})
         self.loop: HaltingLoop | None = None
         self._compiled = compiled_step(block) if compiled else None
-
-    @property
-    def live(self) -> int:
-        """How many examples are under way."""
-        return sum(owner is not None for owner in self.owners)
 
     def fill(self, entering: Entering | None, ends: bool = False) -> None:
         """Put examples into rows that are free; rows are added for more, and free ones that are left go.
@@ -109,9 +107,10 @@ class Lanes:
                     self._start(entering)
                 else:
                     self._enter(entering)
+                self.live += len(entering.owners)
             if self.width is not None and ends and self.live <= self.width // 2:
                 self.width = None
-            if self.width is None and None in self.owners:
+            if self.width is None and self.live < len(self.owners):
                 self._select([row for row, owner in enumerate(self.owners) if owner is not None])
 
     def _start(self, entering: Entering) -> None:
@@ -202,6 +201,7 @@ class Lanes:
                 where = torch.tensor([row for row, _ in found], device=where.device)
             for row, _ in found:
                 self.owners[row] = None
+            self.live -= len(found)
             weights = self.rest[1].get("weights")
             done = finished_rows(self.loop, self.u, where)
             if weights is not None:

@@ -1,6 +1,6 @@
 """stream: a looped network whose batch is kept full: halted examples leave, queued ones take their place."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable
 from typing import Any, Literal, overload
 
 from torchpact.checks import check_count
@@ -32,7 +32,7 @@ def stream(
     mode: Mode | str | None = ...,
     details: bool | None = ...,
     compile: bool = ...,
-) -> Iterator[tuple[Any, Ponder]]: ...
+) -> Generator[tuple[Any, Ponder], None, None]: ...
 
 
 @overload
@@ -50,7 +50,25 @@ def stream(
     mode: Mode | str | None = ...,
     details: bool | None = ...,
     compile: bool = ...,
-) -> Iterator[tuple[int, Any, Ponder]]: ...
+) -> Generator[tuple[int, Any, Ponder], None, None]: ...
+
+
+@overload
+def stream(
+    loop: AdaptiveBlock | Looped,
+    inputs: Iterable[Any],
+    *,
+    width: int = ...,
+    batches: bool = ...,
+    thresholds: Thresholds | float | None = ...,
+    max_steps: int | None = ...,
+    limit: Limit | None = ...,
+    ordered: bool,
+    ahead: int | None = ...,
+    mode: Mode | str | None = ...,
+    details: bool | None = ...,
+    compile: bool = ...,
+) -> Generator[Any, None, None]: ...
 
 
 def stream(
@@ -67,7 +85,7 @@ def stream(
     mode: Mode | str | None = None,
     details: bool | None = None,
     compile: bool = False,
-) -> Iterator[Any]:
+) -> Generator[Any, None, None]:
     """Run a looped network on any number of inputs, in a batch that is kept full.
 
     All iterations share their step, so that examples at different steps can run side by side: one that has
