@@ -11,13 +11,14 @@ Your network     adapt, unadapt, summary; collect: what its blocks did; save_pre
 Does it pay?     diagnose: before training, by exit; after, which heads are dead and why
 To a budget      distill: a copy learns to meet it; Budget, calibrate, ThresholdTable: in a loop of your own
 Deployment       deploy: the same outputs, halted work skipped
+Looped networks  nn.Looped; stream: any number of inputs, in a batch that is kept full
 Other problems   svo: stochastic variational optimization of any f(z)
 """
 
 import torchpact.first  # noqa: F401 (before what takes long to import)
 
 # isort: split
-from torchpact import models, svo
+from torchpact import models, nn, svo
 from torchpact.adapt import adapt, from_pretrained, save_pretrained, summary, unadapt
 from torchpact.budget import Budget, Diagnosis, PriceController, ThresholdTable, calibrate, diagnose, distill
 from torchpact.core.baseline import EMABaseline
@@ -33,7 +34,7 @@ from torchpact.core.overrides import use_heads, use_mode, use_thresholds
 from torchpact.core.ponder import Ponder
 from torchpact.core.priors import TruncatedGeometric
 from torchpact.core.thresholds import Thresholds
-from torchpact.engines import deploy
+from torchpact.engines import deploy, stream
 from torchpact.flops.count import count_flops
 from torchpact.models import AdaptiveRNN
 from torchpact.nn import criteria
@@ -81,11 +82,13 @@ __all__ = [
     "log_stick_breaking",
     "map_loss",
     "models",
+    "nn",
     "ponder_loss",
     "reinforce_loss",
     "rloo_loss",
     "save_pretrained",
     "stick_breaking",
+    "stream",
     "summary",
     "svo",
     "unadapt",

@@ -39,6 +39,14 @@ def test_a_network_is_trained_calibrated_and_deployed_to_budgets():
     assert all(row.cost <= row.budget for row in table.rows)
 
 
+def test_a_looped_network_is_trained_calibrated_and_streamed():
+    torch.manual_seed(0)
+    solved, steps = example("looped").main(steps=40, batch=16)
+    # of 12; within the budget on other strings. Guesses alone would solve 1 of 65,536
+    assert steps < 9
+    assert solved > 0.1
+
+
 def test_the_trainer_of_transformers_trains_saves_and_evaluates(tmp_path):
     metrics = example("hf_trainer", "transformers", "accelerate").main(steps=2, folder=str(tmp_path))
     assert 1 <= metrics["eval_ponder/steps"] <= 4

@@ -117,6 +117,7 @@ class AdaptiveBlock(HaltingModule):
         thresholds: Thresholds | float | None = None,
         weights: Tensor | None = None,
         exits: bool = False,
+        max_steps: int | None = None,
         **named: Any,
     ) -> tuple[State, Ponder]:
         """Run the block.
@@ -131,28 +132,32 @@ class AdaptiveBlock(HaltingModule):
                 decisions'; 0 for padding. Criteria see them, too; they change nothing else.
             exits: Whether the ponder has the states and logits after all steps, see
                 :class:`~torchpact.core.exits.Exits`; all L steps run then.
+            max_steps: L of this run: any number if all iterations share step and head, otherwise fewer.
+                Of thresholds of single heads the first are used, and the last one goes on.
             named: Goes to every step by name.
 
         Returns:
             The output, and what every position did.
 
         Raises:
-            ValueError: A step or head gives a state or logits of the wrong shape, or thresholds are given in
-                another mode.
+            ValueError: A step or head gives a state or logits of the wrong shape, thresholds are given in
+                another mode, or there are fewer steps or heads than ``max_steps`` asks for.
 
         """
         state.check_state(u)
         mode = self.present_mode if mode is None else as_mode(mode)
+        count = self.steps_of_run(max_steps)
         keep = self.details or torch.is_grad_enabled() or not isinstance(mode, Thresholded)
         loop, u = self.iterate(
             u,
             context,
             named,
             mode=mode,
-            bounds=self.bounds_of(mode, thresholds),
+            bounds=self.bounds_of(mode, thresholds, count),
             keeps_logits=keep,
             keeps_exits=exits or wants_exits(self),
             weights=weights,
+            max_steps=count,
         )
         output, ponder = loop.result(u)
         if weights is not None:
@@ -175,6 +180,7 @@ class AdaptiveBlock(HaltingModule):
         keeps_logits: bool = True,
         keeps_exits: bool = False,
         weights: Tensor | None = None,
+        max_steps: int | None = None,
     ) -> tuple[HaltingLoop, State]:
         """Run the steps and heads of the block in a halting loop.
 
@@ -188,6 +194,7 @@ class AdaptiveBlock(HaltingModule):
             keeps_logits: Whether probabilities are wanted.
             keeps_exits: Whether states and logits after all steps are.
             weights: How much each position counts, for criteria.
+            max_steps: L of this run.
 
         Returns:
             The loop after the last step that was run, and the state then.
@@ -196,17 +203,18 @@ class AdaptiveBlock(HaltingModule):
         steps, heads = [*self.steps], [*self.halting]
         gated = [is_gated(step) for step in steps]
         told = CallArgs(context, {} if named is None else named)
-        asks = range(max(self.max_steps - 1, 1))
+        count = self.steps_of_run(max_steps)
+        asks = range(max(count - 1, 1))
         loop = HaltingLoop.start(
             mode,
-            self.max_steps,
+            count,
             bounds=bounds,
             gated=any(gated[1:] or gated),
             may_stop=may_stop,
             keeps_logits=keeps_logits,
             keeps_exits=keeps_exits,
         )
-        for index in range(self.max_steps):
+        for index in range(count):
             which = index if len(steps) > 1 else 0
             after = self._run(steps[which], gated[which], index, u, loop.gate, context, named)
             head = heads[index if len(heads) > 1 else 0] if heads and index in asks else None
@@ -216,6 +224,23 @@ class AdaptiveBlock(HaltingModule):
                 loop.draw_the_rest()
                 break
         return loop, u
+
+    def steps_of_run(self, max_steps: int | None) -> int:
+        """Return L of a run: that of the block, or as many as are asked for, if it has them.
+
+        Raises:
+            ValueError: It has a step or a head for each, and more are asked for.
+
+        """
+        if max_steps is None:
+            return self.max_steps
+        count = check_count("max_steps", max_steps)
+        if count > self.max_steps and max(len(self.steps), len(self.halting)) > 1:
+            what = "steps" if len(self.steps) > 1 else "heads"
+            raise ValueError(
+                f"expected max_steps of at most {self.max_steps}, as there is a list of {what}, got {count}"
+            )
+        return count
 
     def step_at(self, index: int) -> nn.Module:
         """Return the step at ``index``, be it one that all iterations share."""

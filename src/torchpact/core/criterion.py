@@ -26,7 +26,7 @@ class Exit(NamedTuple):
     before: State
     """The state before the step; before the first it may have another shape."""
     index: int  # type: ignore[assignment]
-    """The number of the step, from 0."""
+    """The number of the step, from 0; None where examples have taken different numbers, as in a stream."""
     weights: Tensor | None = None
     """How much each position counts, of a shape that broadcasts to the state; None where all do."""
     memory: Memory = None
@@ -188,15 +188,16 @@ def asked(head: Callable[..., Any], exit: Exit) -> tuple[Tensor, Memory]:
     return head(exit.state), exit.memory
 
 
-def map_memory(function: Callable[[Tensor], Tensor], memory: Memory) -> Memory:
-    """Return a memory with each of its tensors changed by a function.
+def map_memory(function: Callable[..., Tensor], memory: Memory, *others: Memory) -> Memory:
+    """Return a memory with each of its tensors changed by a function, which gets those of others besides.
 
     >>> map_memory(len, (torch.zeros(2), (None, torch.zeros(3))))
     (2, (None, 3))
     """
     if memory is None or isinstance(memory, Tensor):
-        return None if memory is None else function(memory)
-    return tuple([map_memory(function, part) for part in memory])
+        return None if memory is None else function(memory, *others)
+    inner = [part for part in others if isinstance(part, tuple)]
+    return tuple([map_memory(function, part, *each) for part, *each in zip(memory, *inner, strict=True)])
 
 
 def never_bounds(heads: nn.ModuleList, decisions: int) -> tuple[float, ...] | None:

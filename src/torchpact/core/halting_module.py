@@ -63,15 +63,34 @@ class HaltingModule(nn.Module):
         """Return its name in a network that has it at ``path``."""
         return path
 
-    def bounds_of(self, mode: Mode, thresholds: Thresholds | float | None) -> tuple[float, ...] | None:
-        """Return what logits must exceed in a run: as given or as set; None is the mode's own threshold."""
+    def bounds_of(
+        self, mode: Mode, thresholds: Thresholds | float | None, max_steps: int | None = None
+    ) -> tuple[float, ...] | None:
+        """Return what logits must exceed in a run: as given or as set; None is the mode's own threshold.
+
+        Args:
+            mode: The mode of the run.
+            thresholds: Those of the run; None where they are as set.
+            max_steps: L of the run, if not that of the module: there are L − 1 bounds then, the first of
+                those that there are, or these and the last one again.
+
+        """
+        count = self.max_steps if max_steps is None else max_steps
+        found = self._bounds_of(mode, thresholds, one_at_least=count > 1)
+        if found is None or len(found) == count - 1:
+            return found
+        return (*found, *found[-1:] * (count - 1 - len(found)))[: count - 1] or None
+
+    def _bounds_of(
+        self, mode: Mode, thresholds: Thresholds | float | None, one_at_least: bool
+    ) -> tuple[float, ...] | None:
         if thresholds is not None:
             if not isinstance(mode, Thresholded):
                 raise ValueError(f"expected the mode thresholded with thresholds, got {mode}")
             given = as_thresholds(thresholds)
             named = isinstance(given.logits, Mapping) and self.name in given.logits
             key = self.name if named else ""
-            return given.for_blocks({key: self.max_steps - 1})[key]
+            return given.for_blocks({key: max(self.max_steps - 1, int(one_at_least))})[key]
         if not isinstance(mode, Thresholded):
             return None
         of_run = run_bounds_of(self)

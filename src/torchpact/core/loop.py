@@ -17,6 +17,7 @@ from torchpact.core.criterion import Exit, Head, Memory, asked
 from torchpact.core.exits import exits_of
 from torchpact.core.modes import Mode, Thresholded, as_mode
 from torchpact.core.ponder import Ponder, decisions_only, ponder_of_logits
+from torchpact.core.rolling import Rolling, asked_of_all, break_sticks
 from torchpact.core.state import State
 
 _NO_CONTEXT = CallArgs()
@@ -76,6 +77,9 @@ class HaltingLoop(NamedTuple):
     """What a :class:`~torchpact.core.criterion.Criterion` kept at the last exit."""
     states: tuple[State, ...] = ()
     """Those after the steps so far, if exits are kept."""
+    rolling: Rolling | None = None
+    """Where examples begin at different times, as in a stream: what each of them has of its own. ``taken``
+    stays 0 then, and ``steps`` counts for each position; see :mod:`torchpact.core.rolling`."""
 
     @classmethod
     def start(
@@ -216,13 +220,13 @@ def advance(
                 [1.]])
 
     """
-    rules = loop.rules
+    rules, rolling = loop.rules, loop.rolling
     if loop.taken >= rules.max_steps:
         raise ValueError(f"expected at most max_steps={rules.max_steps} steps, got one more")
     u = _held(loop, before, after, rules.gated if held is None else held)
     if rules.keeps_exits:
         loop = loop._replace(states=(*loop.states, u))
-    if loop.remaining is not None and loop.taken + 1 >= rules.max_steps:
+    if rolling is None and loop.remaining is not None and loop.taken + 1 >= rules.max_steps:
         return loop._replace(taken=loop.taken + 1, gate=None, memory=None), u
     if logits is None and rules.max_steps > 1:
         raise ValueError(
@@ -233,7 +237,8 @@ def advance(
         first = state.parts(u)[0]
         logits = first.new_zeros(state.per_example(first))
     elif not isinstance(logits, Tensor):
-        logits, memory = asked(logits, Exit(u, before, loop.taken, weights, memory, context))
+        exit = Exit(u, before, loop.taken, weights, memory, context)
+        logits, memory = asked(logits, exit) if rolling is None else asked_of_all(logits, exit, loop.steps)
     given = checked_logits(logits, u, loop.taken, loop.remaining)
     if loop.remaining is None:
         # Plain steps are what they are, whatever has halted: h of frozen states would give a wrong N, and
@@ -275,11 +280,17 @@ def decide(loop: HaltingLoop, logits: Tensor) -> tuple[HaltingLoop, Tensor | Non
         # what is held while a step runs adds to the peak of memory
         small = torch.uint8 if rules.max_steps < 256 and not rules.learning else torch.long
         steps = torch.ones_like(logits, dtype=small)
-    if taken >= rules.max_steps:
+    rolling = loop.rolling
+    if taken >= rules.max_steps and rolling is None:
         return loop._replace(taken=taken, remaining=remaining, steps=steps, gate=None), None
     if rules.may_stop and loop.remaining is not None:
         logits = torch.where(remaining > 0, logits, torch.inf)
-    if rules.bounds is None:
+    if rolling is not None:
+        taken = 0
+        if rolling.history is None and rules.keeps_logits:
+            rolling = rolling._replace(history=logits.new_full((rules.max_steps, *logits.shape), torch.inf))
+        weight, remaining, rolling = break_sticks(rules.mode, rolling, remaining, logits, steps)
+    elif rules.bounds is None:
         weight, remaining = rules.mode.halt(remaining, logits)
     else:
         assert isinstance(rules.mode, Thresholded)  # as start has seen
@@ -288,10 +299,12 @@ def decide(loop: HaltingLoop, logits: Tensor) -> tuple[HaltingLoop, Tensor | Non
     if rules.mode.hard and gate is not remaining:
         # a closed gate is a halt, though the mode may keep some of the stick
         remaining = torch.where(gate > 0, remaining, torch.zeros_like(remaining))
-    kept = (*loop.logits, logits) if rules.keeps_logits else ()
+    kept = (*loop.logits, logits) if rules.keeps_logits and rolling is None else ()
     ran = steps + (gate > 0)
     output, frozen, memory, states = loop.output, loop.frozen, loop.memory, loop.states
-    return HaltingLoop(rules, taken, remaining, gate, ran, kept, output, frozen, memory, states), weight
+    return HaltingLoop(
+        rules, taken, remaining, gate, ran, kept, output, frozen, memory, states, rolling
+    ), weight
 
 
 def go_on(loop: HaltingLoop, logits: Tensor | None = None, steps: int = 1) -> HaltingLoop:

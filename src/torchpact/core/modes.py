@@ -182,7 +182,9 @@ class Thresholded(Mode):
         """Return what remains, which is 0 or 1."""
         return remaining
 
-    def halt(self, remaining: Tensor, logits: Tensor, bound: float | None = None) -> tuple[Tensor, Tensor]:
+    def halt(
+        self, remaining: Tensor, logits: Tensor, bound: float | Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
         """Take all that remains where h > threshold or, if given, the logit exceeds ``bound``."""
         return _take_all(remaining, exceeds(logits, self.bound if bound is None else bound))
 
@@ -257,12 +259,14 @@ def as_mode(mode: Mode | str) -> Mode:
     raise ValueError(f"expected a mode, or one of the names {names}; got {given}")
 
 
-def exceeds(logits: Tensor, bound: float) -> Tensor:
-    """Whether logits exceed a bound; −∞ is exceeded by all of them.
+def exceeds(logits: Tensor, bound: float | Tensor) -> Tensor:
+    """Whether logits exceed a bound, or one for each position; −∞ is exceeded by all of them.
 
     >>> exceeds(torch.tensor([-torch.inf, 0.0]), -math.inf)
     tensor([True, True])
     """
+    if isinstance(bound, Tensor):
+        return (logits > bound) | (bound == -math.inf)
     return torch.ones_like(logits, dtype=torch.bool) if bound == -math.inf else logits > bound
 
 

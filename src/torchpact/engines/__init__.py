@@ -1,6 +1,7 @@
 """Engines: how the active positions of a block get computed. Modes decide, engines execute.
 
 Deploy a network     deploy, Deployed, Report
+Looped networks      stream
 The contract         Engine, Runner, NetworkRunner, Unsupported
 The table            ENGINES, register_engine
 """
@@ -19,6 +20,8 @@ from torchpact.engines.generic.compact import Compact
 from torchpact.engines.generic.compiled import COMPILED
 from torchpact.engines.generic.dense import DENSE
 from torchpact.engines.generic.rows import RowsEngine
+from torchpact.engines.generic.stream import stream
+from torchpact.engines.generic.stream_engine import StreamEngine
 from torchpact.engines.recurrent.compact import CompactRecurrent
 from torchpact.engines.recurrent.gpu import GPURecurrent
 from torchpact.engines.recurrent.native import NativeRecurrent
@@ -28,6 +31,7 @@ from torchpact.engines.report import Report
 for _engine in (
     DENSE,
     Compact(),
+    StreamEngine(),
     RowsEngine(),
     AttentionEngine(),
     SPARSE,
@@ -51,4 +55,5 @@ __all__ = [
     "Unsupported",
     "deploy",
     "register_engine",
+    "stream",
 ]

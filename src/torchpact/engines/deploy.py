@@ -216,11 +216,13 @@ def _why_as_it_is(spec: BlockSpec, calls: Sequence[Call]) -> str | None:
         return f"{type(spec.module).__name__} has a forward of its own, which engines do not know"
     if not calls:
         return "the example does not come to it"
-    fixed = {name for call in calls for name in call.given.kwargs if name in ("mode", "thresholds")}
+    fixed = {
+        name for call in calls for name in call.given.kwargs if name in ("mode", "thresholds", "max_steps")
+    }
     if fixed:
         return (
             f"forward calls it with {', '.join(sorted(fixed))}, and engines need the block's own: leave that "
-            "out, and give mode to deploy and thresholds to the call"
+            "out, give mode to deploy and thresholds to the call, and set max_steps of the block"
         )
     return None
 

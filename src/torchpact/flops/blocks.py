@@ -1,11 +1,13 @@
 """What the adaptive parts of a network cost in a run: asked of their specs, or else metered."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from torchpact.core.block import AdaptiveBlock
 from torchpact.core.call_args import CallArgs, first_tensor, with_one_example
 from torchpact.flops.conv import conv_block_flops, plain_conv_flops
 from torchpact.flops.metering import Prices, metered_prices
@@ -140,6 +142,7 @@ def call_cost(spec: BlockSpec, call: Call, prices: Prices, batch: int) -> BlockC
             f"expected {title(spec.name)} to decide for {batch} examples, the first dimension of what the "
             f"network is given; got {len(steps)}"
         )
+    spec = _of_run(spec, len(call.ponder.probs))
     if len(prices.steps) % spec.max_steps:
         raise TypeError(
             f"expected {title(spec.name)} to run {spec.max_steps} steps, got {len(prices.steps)} calls"
@@ -165,6 +168,14 @@ def call_cost(spec: BlockSpec, call: Call, prices: Prices, batch: int) -> BlockC
     share = float(rows.double().sum()) / max(count, 1) / spec.max_steps
     plain = _plain_cost(spec, call, prices, batch, count / shares, real)
     return BlockCost(flops.round().long().to(steps.device), plain, share)
+
+
+def _of_run(spec: BlockSpec, count: int) -> BlockSpec:
+    """Return the spec of a block that ran with ``max_steps=count``."""
+    if count == spec.max_steps or not isinstance(spec.module, AdaptiveBlock):
+        return spec
+    repeats = -(-count // spec.max_steps)  # more of them only where all are the same one
+    return replace(spec, steps=(spec.steps * repeats)[:count], heads=(spec.heads * repeats)[: count - 1])
 
 
 def _plain_cost(

@@ -66,7 +66,8 @@ def step_call(given: CallArgs) -> CallArgs:
     told = {
         name: x
         for name, x in given.kwargs.items()
-        if name not in ("weights", "exits") and (x is not None or name not in ("mode", "thresholds"))
+        if name not in ("weights", "exits")
+        and (x is not None or name not in ("mode", "thresholds", "max_steps"))
     }
     if given.args or not told:
         return CallArgs(given.args, told)

@@ -97,7 +97,7 @@ class CompactRunner(Runner):
         mode: Mode | str | None = None,
     ) -> tuple[State, Ponder]:
         """Run the block on ``u``; see :class:`~torchpact.AdaptiveBlock`."""
-        mode = self.block.mode if mode is None else as_mode(mode)
+        mode = self.block.present_mode if mode is None else as_mode(mode)
         if not mode.can_exit_early:
             raise Unsupported(f"expected a mode in which examples halt for good, got {mode}")
         shape = example_shape(u, self.positions)

@@ -1,6 +1,6 @@
 """Values with an entry for each example, or for each position: which they are, and some of their rows."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,6 +27,16 @@ def is_per_example(value: Any, shape: torch.Size) -> Any:
     return ours and value.shape[: len(shape)] == shape
 
 
+def is_tensor(value: Any) -> Any:
+    """Return whether a value is a tensor; of containers, for every part."""
+    if isinstance(value, dict):
+        return {key: is_tensor(part) for key, part in value.items()}
+    if isinstance(value, tuple | list):
+        found = [is_tensor(part) for part in value]
+        return found if isinstance(value, list) else tuple(found)
+    return isinstance(value, Tensor)
+
+
 def map_per_example(value: Any, per_example: Any, function: Callable[[Tensor], Tensor]) -> Any:
     """Return what a function makes of the parts of a value that have an entry for each example."""
     if isinstance(per_example, dict):
@@ -41,6 +51,17 @@ def map_per_example(value: Any, per_example: Any, function: Callable[[Tensor], T
 def rows(value: Any, per_example: Any, keep: Tensor) -> Any:
     """Return the entries to keep, of what has one for each example."""
     return map_per_example(value, per_example, lambda part: part.index_select(0, keep))
+
+
+def combined(values: Sequence[Any], per_example: Any, function: Callable[[list[Tensor]], Tensor]) -> Any:
+    """Return several values as one: what examples have by a function of all, what they share of the first."""
+    first = values[0]
+    if isinstance(per_example, dict):
+        return {key: combined([v[key] for v in values], own, function) for key, own in per_example.items()}
+    if isinstance(per_example, tuple | list):
+        parts = [combined(each, own, function) for *each, own in zip(*values, per_example, strict=True)]
+        return first._make(parts) if hasattr(first, "_make") else type(first)(parts)
+    return function([*values]) if per_example else first
 
 
 def flat(value: Any, per_example: Any, dimensions: int) -> Any:

@@ -192,6 +192,8 @@ class RandomExit(StateCriterion):
     def forward(self, exit: Exit) -> Tensor:
         """Return the logits, the same for all positions."""
         given = self.probabilities
+        if exit.index is None:
+            raise ValueError("expected examples after as many steps each, got those of a stream")
         if exit.index + 1 >= max(len(given), 2):
             raise ValueError(
                 f"expected probabilities for as many steps as the block has, got {len(given)} in a block of "
