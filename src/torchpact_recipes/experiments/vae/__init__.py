@@ -1,0 +1,42 @@
+"""Inside a variational autoencoder: PACT decides how often a decoder refines its canvas (Fashion-MNIST).
+
+The paper's reason for PACT: ACT's objective is discontinuous, so that it "cannot be incorporated into stochastic
+models trained with reparameterization, such as variational autoencoder". The autoencoder is in
+:mod:`~torchpact_recipes.experiments.vae.model`, its objective along lines in parameter space in
+:mod:`~torchpact_recipes.experiments.vae.line`.
+
+Protocol, written before the test set was opened:
+
+* Data: pixels of at least half the brightness are ones, all others zeros. The first 50,000 training images are
+  learned from, the last 10,000 are for validation.
+* Networks: L = 8. Fixed numbers of steps K = 1 … 8, each a network of its own; PACT, trained relaxed and
+  evaluated thresholded; ACT, evaluated as such. All have as many updates, the same learning rate, no warm-up and
+  the seeds 0, 1, 2. The prices of PACT and ACT are those of ``TAUS``, in nats a step.
+* Learning rates, the bias of halting heads and the range of prices were chosen in short runs on validation
+  images. The same were taken for ACT.
+* The best fixed number is the K of the highest mean bound on validation images. The price of PACT, and of ACT, is
+  the highest whose mean bound there is no lower than that of the best fixed number; if there is none, the one
+  with the highest bound.
+* On test images every network is evaluated once, with two draws of v for an image, the same noise for all. What
+  counts is the difference to the best fixed number, seed by seed, and mean steps.
+* Lines in parameter space: from the networks of seed 0 at the prices chosen, with validation images.
+"""
+
+from torchpact_recipes.experiments.runs import Scale
+from torchpact_recipes.experiments.vae.training import VaeConfig, VaeRun
+
+MAX_STEPS = 8
+TAUS = (0.3, 0.6, 1.2)
+SMOKE = {"iterations": 2, "batch": 4, "latents": 2, "width": 4, "encoder": 4, "validation": 4}
+
+
+def runs(scale: Scale, seeds: list[int]) -> list[VaeRun]:
+    """All fixed numbers of steps, and both methods at all prices."""
+    small = scale.name == "smoke"
+    sizes = SMOKE if small else {}
+    steps, taus = (2, TAUS[:1]) if small else (MAX_STEPS, TAUS)
+    found = []
+    for seed in seeds:
+        found += [VaeConfig(m, steps, tau, seed, **sizes) for tau in taus for m in ("relaxed", "act")]
+        found += [VaeConfig("fixed", count, 0.0, seed, **sizes) for count in range(steps, 0, -1)]
+    return [VaeRun(config) for config in found]
