@@ -18,7 +18,7 @@ from torchpact_recipes.experiments.vae.model import DrawingVAE
 Method = Literal["fixed", "relaxed", "act"]
 MODES: dict[str, tuple[str, ...]] = {
     "fixed": ("fixed",),
-    "relaxed": ("relaxed", "discrete", "thresholded"),
+    "relaxed": ("discrete", "thresholded"),
     "act": ("thresholded", "act"),
 }
 """In which each method is evaluated; the last is the one that it is compared in."""
@@ -26,6 +26,8 @@ VALIDATION = 10_000
 """How many of the training images, the last ones, are kept for validation."""
 LOOKS = 5
 """How often a run is looked at while it is trained."""
+EVALUATION_SEED = 2**31
+"""Of the noise that networks are evaluated with: unlike that of any training."""
 LOOKED_AT = 2000
 """How many validation images are looked at then."""
 
@@ -226,15 +228,16 @@ def evaluate(net: DrawingVAE, config: VaeConfig, images: Tensor, mode: str) -> d
         images (and draws) that took 1, 2, … L steps.
 
     """
-    generator = torch.Generator().manual_seed(2**31)  # unlike that of any seed in training
-    torch.manual_seed(2**31)  # for what modes draw
+    generator = torch.Generator().manual_seed(EVALUATION_SEED)
+    # decisions are drawn by another, so that v is the same in all modes
+    drawn: Any = tp.Discrete(torch.Generator().manual_seed(0)) if mode == "discrete" else mode
+    chosen = config.max_steps if mode == "fixed" else None
     bounds, kl, counts = [], 0.0, torch.zeros(config.max_steps)
     for part in images.split(1000):
         x, total = part.float(), torch.zeros(len(part))
         for _ in range(config.samples):
             noise = torch.randn(len(x), config.latents, generator=generator)
-            steps = config.max_steps if mode == "fixed" else None
-            found = net(x, noise, mode=None if mode == "fixed" else mode, steps=steps)
+            found = net(x, noise, mode=None if mode == "fixed" else drawn, steps=chosen)
             total += found.elbo
             kl += float(found.kl.sum())
             taken = torch.full((len(x),), config.max_steps) if found.ponder is None else found.ponder.steps
