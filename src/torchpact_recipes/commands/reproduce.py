@@ -85,7 +85,18 @@ def reproduce(
     archive.recover(runs)
     problems: list[str] = []
     if todo and not draw_only:
-        problems += _train(groups, todo, archive, scale, data, device, together)
+        by_trainers = [
+            group for name, group in zip(names, groups, strict=True) if EXPERIMENTS[name].make is None
+        ]
+        if todo_by_trainers := missing([run for group in by_trainers for run in group], archive):
+            problems += _train(by_trainers, todo_by_trainers, archive, scale, data, device, together)
+        for name, group in zip(names, groups, strict=True):
+            own = EXPERIMENTS[name].make
+            if own is not None and group:
+                try:
+                    own(group, archive, scale, data, _say)
+                except (ValueError, OSError) as error:
+                    problems.append(f"{name}: {error}")
     made: list[Path] = []
     for name in names:
         _say_what_is_missing(name, EXPERIMENTS[name].runs(scale, seeds[name]), archive)

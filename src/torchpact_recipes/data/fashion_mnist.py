@@ -45,10 +45,22 @@ class IdxFile:
 
 
 FILES = (
-    IdxFile("train-images-idx3-ubyte", "train", (60_000, 28, 28), "c59f468a2f672dc815687fe0f83887768d799fd8a3f3276145d20f83aa44d888"),
-    IdxFile("train-labels-idx1-ubyte", "train", (60_000,), "bad3541b69d912435c50bb6ba87bec294ff4f6a2e1246121d8633921760443d9"),
-    IdxFile("t10k-images-idx3-ubyte", "test", (10_000, 28, 28), "5b4141f0afbad91edebe8549f8fcffe087ea10ca49f1dbef5c9a5cd8815ce37b"),
-    IdxFile("t10k-labels-idx1-ubyte", "test", (10_000,), "0402a96d92fd2663957122ceb108a494c5af83dab82d92729df917d7dec38c34"),
+    IdxFile(
+        "train-images-idx3-ubyte", "train", (60_000, 28, 28),
+        "c59f468a2f672dc815687fe0f83887768d799fd8a3f3276145d20f83aa44d888",
+    ),
+    IdxFile(
+        "train-labels-idx1-ubyte", "train", (60_000,),
+        "bad3541b69d912435c50bb6ba87bec294ff4f6a2e1246121d8633921760443d9",
+    ),
+    IdxFile(
+        "t10k-images-idx3-ubyte", "test", (10_000, 28, 28),
+        "5b4141f0afbad91edebe8549f8fcffe087ea10ca49f1dbef5c9a5cd8815ce37b",
+    ),
+    IdxFile(
+        "t10k-labels-idx1-ubyte", "test", (10_000,),
+        "0402a96d92fd2663957122ceb108a494c5af83dab82d92729df917d7dec38c34",
+    ),
 )  # fmt: skip
 
 
@@ -117,8 +129,10 @@ def _read(folder: Path, file: IdxFile) -> Tensor:
 
 def _unpacked(path: Path, size: int) -> bytes:
     """Return what a gzip file holds, or the first bytes of what is larger than expected."""
+    with path.open("rb") as stream:
+        packed = stream.read(size + 1024)  # what is packed is hardly larger than what is not
     try:
         # a file that was made to be large when unpacked is not unpacked any further
-        return zlib.decompressobj(wbits=31).decompress(path.read_bytes(), size + 1)
+        return zlib.decompressobj(wbits=31).decompress(packed, size + 1)
     except zlib.error as error:
         raise DataError(f"{path}: expected a gzip file, got {error}") from error

@@ -1,10 +1,10 @@
 """The objective along a line in parameter space, and its derivative against the pathwise gradient.
 
 With images, the noise of v and that of decisions fixed, the objective ELBO − τ·cost is a function of the
-parameters alone. The reparameterization trick asks it to be continuous: its derivative, averaged over noise, is
-then that of the average. PACT's relaxed objective is smooth. ACT's jumps wherever the number of steps N of an
-image changes: the cost ρ = N + R by 1 − h_N, and the output by ε·(u^{N+1} − u^N). The pathwise gradient does
-not know of the jumps.
+parameters alone. The reparameterization trick asks it to be continuous: its derivative, averaged over noise,
+is then that of the average. PACT's relaxed objective is smooth. ACT's jumps where the number of steps of an
+image goes from N to N + 1: the cost ρ = N + R by 1 − h_N, and the output by ε·(u^{N+1} − u^N). The pathwise
+gradient does not know of the jumps.
 """
 
 import math
@@ -65,9 +65,7 @@ class Objective:
             moved = {name: p.detach() for name, p in self.net.named_parameters()}
             moved |= {name: moved[name] + dual * d for name, d in line.direction.items()}
             with torch.enable_grad():  # so that all steps run, and the cost is that of training
-                bound = torch.func.functional_call(
-                    self.net, moved, (self.x, self.noise), {"mode": mode}
-                )
+                bound = torch.func.functional_call(self.net, moved, (self.x, self.noise), {"mode": mode})
             objective = bound.elbo - self.tau * bound.ponder.cost.flatten()
             parts = []
             for value in (objective, bound.elbo):
@@ -101,13 +99,15 @@ def halting_line(net: DrawingVAE) -> Line:
 
 @dataclass(frozen=True)
 class Change:
-    """By how much the mean objective changes over an interval, and what its pathwise derivative adds up to."""
+    """The change of the mean objective over an interval, and the integral of its pathwise derivative."""
 
     line: str
     change: float
     pathwise: float
     elbo_change: float
     elbo_pathwise: float
+    gap_error: float
+    """The standard error, over images, of ``change`` − ``pathwise``."""
     crossed: float
     """The share of images whose number of steps is another one at the other end."""
 
@@ -121,12 +121,16 @@ def change_over(objective: Objective, line: Line, half: float) -> Change:
     low, high = objective.at(line, -half), objective.at(line, half)
     nodes = [(-math.sqrt(0.6), 5 / 9), (0.0, 8 / 9), (math.sqrt(0.6), 5 / 9)]
     inner = [(weight * half, objective.at(line, half * node)) for node, weight in nodes]
+    change, elbo_change = high.objective - low.objective, high.elbo - low.elbo
+    pathwise = torch.stack([weight * values.slope for weight, values in inner]).sum(0)
+    elbo_pathwise = torch.stack([weight * values.elbo_slope for weight, values in inner]).sum(0)
     return Change(
         line.name,
-        (high.objective - low.objective).mean().item(),
-        sum(weight * values.slope.mean().item() for weight, values in inner),
-        (high.elbo - low.elbo).mean().item(),
-        sum(weight * values.elbo_slope.mean().item() for weight, values in inner),
+        change.mean().item(),
+        pathwise.mean().item(),
+        elbo_change.mean().item(),
+        elbo_pathwise.mean().item(),
+        ((change - pathwise).std(correction=0) / len(change) ** 0.5).item(),
         (high.steps != low.steps).double().mean().item(),
     )
 

@@ -5,9 +5,9 @@ canvas and v, and adds to the canvas, as in DRAW:
 
     uˡ = uˡ⁻¹ + write(silu(read(norm(uˡ⁻¹)) + recall(v)))
 
-with the same weights each time. The canvas is kept as a code: logits of the pixels are a linear map of it, so
-that a weighted mean of canvases is that of their logits. Halting heads see the canvas only, not the image: the
-number of steps is a part of the *generative* model,
+with the same weights each time. The canvas is kept as a code: logits of the pixels are a linear map of it,
+so that a weighted mean of canvases is that of their logits. Halting heads see the canvas only, not the image:
+the number of steps is a part of the *generative* model,
 
     p(x, v, z) = p(v) p(z | v) p(x | v, z),
 
@@ -17,7 +17,6 @@ discrete, thresholded (z a function of v), relaxed (ẑ in place of z) and ACT (
 
 from typing import NamedTuple
 
-import torch
 from torch import Tensor, nn
 
 from torchpact import AdaptiveBlock, Mode, Ponder
@@ -81,9 +80,7 @@ class DrawingVAE(nn.Module):
     ) -> None:
         super().__init__()
         self.latents, self.width, self.max_steps = latents, width, max_steps
-        self.encoder = nn.Sequential(
-            nn.Linear(pixels, encoder), nn.SiLU(), nn.Linear(encoder, 2 * latents)
-        )
+        self.encoder = nn.Sequential(nn.Linear(pixels, encoder), nn.SiLU(), nn.Linear(encoder, 2 * latents))
         heads = [nn.Linear(width, 1) for _ in range(max(max_steps - 1, 1))]
         for head in heads:
             nn.init.zeros_(head.weight)

@@ -6,12 +6,11 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Literal
 
 import torch
-from safetensors.torch import save
+from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
 import torchpact as tp
 from torchpact.files import write_whole
-from torchpact_recipes.data import Images
 from torchpact_recipes.experiments.archive import Archive
 from torchpact_recipes.experiments.vae.model import DrawingVAE
 
@@ -111,7 +110,9 @@ class VaeRun:
         ('vae-act-tau0.5-seed0', 'vae-fixed3-seed0')
         """
         config = self.config
-        what = f"fixed{config.max_steps}" if config.method == "fixed" else f"{config.method}-tau{config.tau:g}"
+        what = (
+            f"fixed{config.max_steps}" if config.method == "fixed" else f"{config.method}-tau{config.tau:g}"
+        )
         return f"vae-{what}"
 
     @property
@@ -123,11 +124,6 @@ class VaeRun:
     def kind(self) -> VaeConfig:
         """What runs that are alike have in common."""
         return replace(self.config, tau=0.0, seed=0)
-
-
-def binarise(images: Images) -> Tensor:
-    """Return images as rows of booleans: which pixels are at least half as bright as can be."""
-    return images.images.flatten(1) >= 128
 
 
 def train(run: VaeRun, archive: Archive, images: Tensor, test: Tensor) -> DrawingVAE:
@@ -152,7 +148,9 @@ def train(run: VaeRun, archive: Archive, images: Tensor, test: Tensor) -> Drawin
     write_whole(files.last, save(net.state_dict()))
     write_whole(files.history, "".join(f"{json.dumps(event)}\n" for event in history).encode())
     record = {"status": "finished", "config": config.to_dict(), "results": modes}
-    write_whole(files.run, f"{json.dumps(record, indent=1)}\n".encode())  # last: what says that it is finished
+    write_whole(
+        files.run, f"{json.dumps(record, indent=1)}\n".encode()
+    )  # last: what says that it is finished
     archive.finish(run)
     return net
 
@@ -251,3 +249,18 @@ def evaluate(net: DrawingVAE, config: VaeConfig, images: Tensor, mode: str) -> d
         "steps": float((share * torch.arange(1, config.max_steps + 1)).sum()),
         "share": share.tolist(),
     }
+
+
+def load(run: VaeRun, archive: Archive) -> DrawingVAE:
+    """Return the network of a finished run.
+
+    Raises:
+        ValueError: Its weights are not kept any more.
+
+    """
+    path = archive.weights(run)
+    if path is None:
+        raise ValueError(f"expected the weights of {run.name} in {archive.work}, got none")
+    net = run.config.network()
+    net.load_state_dict(load_file(path))
+    return net
