@@ -31,7 +31,7 @@ from torchpact_recipes.experiments.runs import AnyRun, Scale
 from torchpact_recipes.experiments.vae import figure
 from torchpact_recipes.experiments.vae.images import load_binary
 from torchpact_recipes.experiments.vae.measure import lines_file, measure_lines
-from torchpact_recipes.experiments.vae.training import VaeConfig, VaeRun, train
+from torchpact_recipes.experiments.vae.training import MODES, VaeConfig, VaeRun, train
 
 MAX_STEPS = 8
 TAUS = (0.3, 0.6, 1.2)
@@ -60,15 +60,18 @@ def make(
     small = scale.images is not None
     root = Path("sample") if small and root is None else root
     ours = [run for run in wanted if isinstance(run, VaeRun)]
-    images = load_binary(root, "train")[: scale.images]
-    for run in ours:
-        if archive.record(run) is None:
+    todo = [run for run in ours if archive.record(run) is None]
+    everything = {run.config.method for run in ours} == MODES.keys()
+    lines = everything and not lines_file(archive).is_file()
+    if todo or (lines and all(archive.weights(run) for run in ours)):
+        images = load_binary(root, "train")[: scale.images]
+        for run in todo:
             start = time.monotonic()
             train(run, archive, images, load_binary(root, "test")[: scale.images])
             say(f"{run.name}: trained in {time.monotonic() - start:.0f} s")
-    if not lines_file(archive).is_file() and all(archive.weights(run) for run in ours):
-        held_out = images[-ours[0].config.validation :]
-        measure_lines(ours, archive, held_out, points=5 if small else 61)
+        if lines:
+            held_out = images[-ours[0].config.validation :]
+            measure_lines(ours, archive, held_out, points=5 if small else 61)
 
 
 def draw(archive: Archive, scale: Scale, seeds: list[int], folder: Path) -> list[Path]:
