@@ -26,3 +26,11 @@ def write(archive, run, events):
     lines = [{"kind": "train", "iteration": 1}]
     lines += [{"kind": "validate", "iteration": i, **event} for i, event in events.items()]
     (folder / "history.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def one_run(archive, run, results):
+    """Write a finished run with these results."""
+    folder = archive.results / run.name
+    folder.mkdir(parents=True, exist_ok=True)
+    record = {"status": "finished", "config": run.config.to_dict(), "results": results}
+    (folder / "run.json").write_text(json.dumps(record))

@@ -84,8 +84,8 @@ def reproduce(
         check_folder(work / scale.name)
     archive.recover(runs)
     problems: list[str] = []
-    if todo and not draw_only:
-        problems += _train(groups, todo, archive, scale, data, device, together)
+    if not draw_only:
+        problems += _make_all(names, groups, archive, scale, data, device, together)
     made: list[Path] = []
     for name in names:
         _say_what_is_missing(name, EXPERIMENTS[name].runs(scale, seeds[name]), archive)
@@ -105,6 +105,30 @@ def reproduce(
         _say(problem)
     if problems:
         raise TrainingError(f"{problems[-1]}; all else is made and kept" if made else problems[-1])
+
+
+def _make_all(
+    names: Sequence[str],
+    groups: Sequence[Sequence[AnyRun]],
+    archive: Archive,
+    scale: Scale,
+    root: Path | None,
+    device: str,
+    together: int,
+) -> list[str]:
+    """Make what is missing, by the trainers or by what an experiment has; return what went wrong."""
+    problems = []
+    own = {name: make for name in names if (make := EXPERIMENTS[name].make) is not None}
+    others = [group for name, group in zip(names, groups, strict=True) if name not in own]
+    if todo := missing([run for group in others for run in group], archive):
+        problems += _train(others, todo, archive, scale, root, device, together)
+    for name, group in zip(names, groups, strict=True):
+        if name in own and group:
+            try:
+                own[name](group, archive, scale, root, _say)
+            except (ValueError, OSError) as error:
+                problems.append(f"{name}: {error}")
+    return problems
 
 
 def _say_what_is_missing(name: str, runs: Sequence[AnyRun], archive: Archive) -> None:

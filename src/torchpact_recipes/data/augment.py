@@ -16,7 +16,7 @@ from torchpact.checks import check_count, readable
 
 @dataclass(frozen=True, eq=False)
 class Images:
-    """Images as bytes, (N, 3, 32, 32), and their classes, (N,) int64."""
+    """Images as bytes, (N, channels, height, width), and their classes, (N,) int64."""
 
     images: Tensor
     labels: Tensor

@@ -18,6 +18,7 @@ from torchpact_recipes.experiments import (
     frontier,
     parity,
     summary,
+    vae,
 )
 from torchpact_recipes.experiments.archive import Archive
 from torchpact_recipes.experiments.runs import SCALES, AnyRun, Run, Scale
@@ -37,6 +38,8 @@ class Experiment:
     draw: Callable[[Archive, Scale, list[int], Path], list[Path]]
     most_seeds: int | None = None
     """How many seeds it has at most, unless more are asked for."""
+    make: Callable[[Sequence[AnyRun], Archive, Scale, Path | None, Callable[[str], None]], None] | None = None
+    """Makes its missing runs from the folder of its data, where the trainers of the command do not."""
     least_seeds: int = 1
     """How many it has at least, where a scale is for measuring and not only for seeing that it works."""
 
@@ -61,6 +64,7 @@ EXPERIMENTS = {
     "rnn-parity-beyond": Experiment(extrapolation.runs, extrapolation.draw, least_seeds=3),
     "rnn-addition": Experiment(addition.runs, addition.draw, least_seeds=3),
     "rnn-enwik8": Experiment(enwik8.runs, enwik8.draw, least_seeds=3),
+    "vae": Experiment(vae.runs, vae.draw, make=vae.make),
 }
 
 FIRST = ("fig5", "fig4", "fig3", "fig5-resnet110")
