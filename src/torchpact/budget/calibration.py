@@ -36,6 +36,7 @@ def calibrate(
     score_range: tuple[float, float] = (0.0, 1.0),
     inputs: Callable[[Any], Any] | None = None,
     runs: int = 24,
+    within: float | None = None,
 ) -> Thresholds: ...
 
 
@@ -48,6 +49,7 @@ def calibrate(
     *,
     inputs: Callable[[Any], Any] | None = None,
     runs: int = 24,
+    within: float | None = None,
 ) -> ThresholdTable: ...
 
 
@@ -62,6 +64,7 @@ def calibrate(
     score_range: tuple[float, float] = (0.0, 1.0),
     inputs: Callable[[Any], Any] | None = None,
     runs: int = 24,
+    within: float | None = None,
 ) -> Thresholds | ThresholdTable:
     """Return thresholds for a network, chosen on held-out inputs.
 
@@ -89,6 +92,9 @@ def calibrate(
         score_range: The least and the largest score of an example; for the quality.
         inputs: Takes what the network is called with out of a batch, as where a batch has labels besides.
         runs: How many runs of all batches the refinement of single heads may take for each budget.
+        within: The confidence, in (0.5, 1), with which the mean cost of new examples is within a budget of
+            FLOPs: an upper confidence bound of it has to be. None is that the mean of those held out is, so
+            that new ones cost more about every other time.
 
     Returns:
         Thresholds; of several budgets a :class:`~torchpact.ThresholdTable`.
@@ -114,6 +120,8 @@ def calibrate(
     if (budget is None) == (quality is None):
         raise TypeError("expected a budget or a quality for thresholds, one of the two")
     check_count("runs", runs, 0)
+    if within is not None:
+        check_number("within", within, 0.5, 1, open_low=True, open_high=True)
     if quality is not None:
         return _at_quality(net, batches, score, quality, confidence, score_range, inputs, runs)
     several = isinstance(budget, Sequence)
@@ -125,7 +133,7 @@ def calibrate(
         raise ValueError("expected a budget for all blocks together, got one for each")
     if len({each.ms is None for each in asked}) > 1:
         raise ValueError("expected budgets of one unit, got some in FLOPs and some in ms")
-    search = _Search(HeldOut(net, batches, score or "similarity", inputs), runs)
+    search = _Search(HeldOut(net, batches, score or "similarity", inputs), runs, within)
     rows = [
         search.by_ms(each) if each.ms is not None else search.by_flops(each.target or 0.0) for each in asked
     ]
@@ -135,9 +143,9 @@ def calibrate(
 class _Search:
     """Looks for the best thresholds within shares of the FLOPs, by a record of exits or by runs."""
 
-    def __init__(self, held: HeldOut, runs: int) -> None:
+    def __init__(self, held: HeldOut, runs: int, within: float | None = None) -> None:
         self.held = held
-        self.levels = LevelSearch(held, runs)
+        self.levels = LevelSearch(held, runs, within)
         self.record = held.record() if held.per_example else None
         self.least = self.levels.least() if self.record is None else float(self.record.costs[0].mean())
         self._latency: LatencyMeter | None = None
@@ -164,14 +172,15 @@ class _Search:
             return self.levels.best(share)
         (name,) = self.held.blocks
         room = share
-        for _ in range(4):
-            bounds = best_bounds(self.record, room)
+        for _ in range(8):
+            bounds = best_bounds(self.record, max(room, self.least))
             if bounds is None:
                 return None
             tried = self.levels.run(Thresholds({name: bounds}))
-            if tried.cost <= share * (1 + 1e-9):
+            if tried.upper <= share * (1 + 1e-9):
                 return tried
-            room *= 0.999 * share / tried.cost  # a decision near its bound went the other way
+            # a decision near its bound went the other way, or what is known of the mean is not enough
+            room = min(room, tried.cost) - max(1.1 * (tried.upper - share), 0.001 * share)
         return None
 
     def by_ms(self, budget: Budget) -> TableRow:

@@ -1,6 +1,8 @@
 """Held-out batches of a network, run with any thresholds: what every example costs, and how good it is."""
 
+import math
 from collections.abc import Callable, Iterable
+from statistics import NormalDist
 from typing import Any, NamedTuple
 
 import torch
@@ -15,7 +17,7 @@ from torchpact.core.exits import exit_thresholds
 from torchpact.core.halting_module import halting_modules
 from torchpact.core.overrides import use_mode, use_thresholds
 from torchpact.core.thresholds import Thresholds
-from torchpact.flops.blocks import Meter
+from torchpact.flops.blocks import Meter, MeteredRun
 from torchpact.flops.count import evaluating
 from torchpact.specs.call_capture import batch_size
 
@@ -29,6 +31,8 @@ class Outcome(NamedTuple):
     costs: Tensor
     """FLOPs, as a share of the original network's in the mean."""
     scores: Tensor
+    wholes: Tensor
+    """The costs where nothing halts."""
 
     @property
     def cost(self) -> float:
@@ -39,6 +43,28 @@ class Outcome(NamedTuple):
     def score(self) -> float:
         """The mean score."""
         return float(self.scores.mean())
+
+    def upper(self, confidence: float) -> float:
+        """Return an upper confidence bound of the cost of new examples, by the normal approximation.
+
+        The cost is a ratio of means, so that long and short examples alone make no error.
+
+        Args:
+            confidence: Of the bound, in (0.5, 1).
+
+        Example:
+            >>> costs, nothing = torch.tensor([0.4, 0.6] * 50, dtype=torch.double), torch.zeros(100)
+            >>> outcome = Outcome(costs, nothing, torch.ones(100))
+            >>> round(outcome.cost, 4), round(outcome.upper(0.975), 4)  # 0.5 + 1.96 · 0.1 / √99
+            (0.5, 0.5197)
+            >>> Outcome(costs, nothing, 2 * costs).upper(0.975)
+            0.5
+
+        """
+        if len(self.costs) < 2:
+            return self.cost
+        rest = self.costs - self.costs.mean() / self.wholes.mean() * self.wholes
+        return self.cost + NormalDist().inv_cdf(confidence) * float(rest.std()) / math.sqrt(len(rest))
 
 
 class HeldOut:
@@ -83,6 +109,7 @@ class HeldOut:
         self.real: dict[str, list[Tensor]] = {name: [] for name in self.blocks}
         """False for padding, for each batch, (positions,)."""
         self.weights: list[Tensor | None] = []
+        self._wholes: list[Tensor] = []
         self._fulls: list[Any] = []
         self._meters: list[Meter] = []
         self.runs = 0
@@ -99,6 +126,7 @@ class HeldOut:
                 with collect(self.net, exits=True) as ponders:
                     run = meter.run()
                 self._meters.append(meter)
+                self._wholes.append(_flops(run, size))
                 plain += size * (run.rest + sum(cost.plain for cost in run.costs.values()))
                 for ponder in ponders:
                     assert ponder.exits is not None
@@ -137,10 +165,9 @@ class HeldOut:
         with evaluating(self.net), use_mode(self.net, "thresholded"), use_thresholds(self.net, thresholds):
             for index, meter in enumerate(self._meters):
                 run = meter.run()
-                flops = sum((cost.flops for cost in run.costs.values()), torch.zeros(())) + run.rest
-                costs.append((flops.double() / self.plain).cpu().expand(self.sizes[index]))
+                costs.append(_flops(run, self.sizes[index]) / self.plain)
                 scores.append(self._score(index, run.output))
-        return Outcome(torch.cat(costs), torch.cat(scores))
+        return Outcome(torch.cat(costs), torch.cat(scores), torch.cat(self._wholes) / self.plain)
 
     def _score(self, index: int, output: Any) -> Tensor:
         if callable(self.score):
@@ -162,3 +189,9 @@ class HeldOut:
         return Record(
             logits, torch.stack([run.costs for run in runs]), torch.stack([run.scores for run in runs])
         )
+
+
+def _flops(run: MeteredRun, size: int) -> Tensor:
+    """Return what a run cost each example, in double precision."""
+    flops = sum((cost.flops for cost in run.costs.values()), torch.zeros(())) + run.rest
+    return flops.double().cpu().expand(size)

@@ -21,6 +21,8 @@ class Tried(NamedTuple):
     thresholds: Thresholds
     levels: tuple[float, ...] | None
     """The share of positions that each head would let go on, in the order of blocks and heads."""
+    upper: float
+    """What has to be within a budget: the mean cost, or an upper confidence bound of it."""
 
 
 Family = Callable[[float], tuple[Thresholds, tuple[float, ...] | None]]
@@ -37,11 +39,12 @@ class LevelSearch:
     Args:
         held: The batches.
         runs: How many runs the last part may take for each budget.
+        confidence: With which new examples are to be within the budget; None is that those held out are.
 
     """
 
-    def __init__(self, held: HeldOut, runs: int) -> None:
-        self.held, self.most = held, runs
+    def __init__(self, held: HeldOut, runs: int, confidence: float | None = None) -> None:
+        self.held, self.most, self.confidence = held, runs, confidence
         self.heads = {name: block.max_steps - 1 for name, block in held.blocks.items()}
         self.sorted: dict[str, Tensor] = {}
         for name in self.heads:
@@ -59,7 +62,8 @@ class LevelSearch:
         """Run the network with some thresholds, once."""
         if thresholds not in self.tried:
             outcome = self.held.run(thresholds)
-            self.tried[thresholds] = Tried(outcome.cost, outcome.score, thresholds, levels)
+            upper = outcome.cost if self.confidence is None else outcome.upper(self.confidence)
+            self.tried[thresholds] = Tried(outcome.cost, outcome.score, thresholds, levels, upper)
         return self.tried[thresholds]
 
     def at(self, levels: Sequence[float]) -> Thresholds:
@@ -79,7 +83,7 @@ class LevelSearch:
 
     def least(self) -> float:
         """Return the least cost: one step of every block."""
-        return self.run(*self._equal_shares(0.0)).cost
+        return self.run(*self._equal_shares(0.0)).upper
 
     def best(self, budget: float) -> Tried | None:
         """Return the best that is found within a budget; None where one step of every block is above it."""
@@ -95,7 +99,7 @@ class LevelSearch:
 
     def _within(self, budget: float) -> Tried | None:
         """Return the best score so far within a budget, of these the cheapest."""
-        fitting = [each for each in self.tried.values() if each.cost <= budget * (1 + 1e-9)]
+        fitting = [each for each in self.tried.values() if each.upper <= budget * (1 + 1e-9)]
         return max(fitting, key=lambda each: (each.score, -each.cost), default=None)
 
     def _bisected(self, family: Family, budget: float) -> None:
@@ -107,9 +111,9 @@ class LevelSearch:
                 break
             middle = (low + high) / 2
             tried = self.run(*family(middle))
-            known[middle] = tried.cost
-            low, high = (middle, high) if tried.cost <= budget else (low, middle)
-            if 0.995 * budget <= tried.cost <= budget:
+            known[middle] = tried.upper
+            low, high = (middle, high) if tried.upper <= budget else (low, middle)
+            if 0.995 * budget <= tried.upper <= budget:
                 break
 
     def _moved(self, found: Tried, budget: float) -> None:
@@ -145,11 +149,11 @@ class LevelSearch:
                 target if i == index else min(max(level + shift, 0.0), 1.0) for i, level in enumerate(levels)
             )
             tried = self.run(self.at(moved), moved)
-            if tried.cost <= budget:
+            if tried.upper <= budget:
                 found = tried if found is None or tried.score > found.score else found
             # the shift that would have met the budget, were the cost linear in it
-            slope = max(self.run(*self._equal_shares(1.0)).cost - self.least(), 1e-9)
-            shift += (0.998 * budget - tried.cost) / slope
+            slope = max(self.run(*self._equal_shares(1.0)).upper - self.least(), 1e-9)
+            shift += (0.998 * budget - tried.upper) / slope
         return found
 
     def _levels_of(self, thresholds: Thresholds) -> list[float]:
