@@ -20,6 +20,7 @@ are there are not measured again.
 
 import argparse
 import tarfile
+import tempfile
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -36,6 +37,7 @@ from frozen_data import (
     train_images,
 )
 from frozen_exits import read_rows
+from safetensors.torch import load_model, save_model
 from table import write_csv
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
@@ -99,14 +101,27 @@ def batches(inputs: Tensor, labels: Tensor, size: int) -> list[Batch]:
     return found
 
 
-def text(per: Any, updates: int) -> Case:
+def text(per: Any, updates: int, work: Path) -> Case:
     """Return a transformer trained on reviews to half of its FLOPs, and what to choose and test on."""
     torch.manual_seed(0)
     words, labels = reviews()
     net = tp.adapt(Reader(), per=per).train()
+    path = work / f"reader-{per}-{updates}.safetensors"
+    if path.exists():
+        load_model(net, path)
+    else:
+        train(net, words, labels, updates)
+        save_model(net, str(path))
+    held, test = (batches(words[part], labels[part], 200) for part in (slice(6000, 8000), slice(8000, None)))
+    return net.eval(), held, test
+
+
+def train(net: nn.Module, words: Tensor, labels: Tensor, updates: int) -> None:
+    """Train a transformer and its heads to half of the FLOPs."""
     budget = tp.Budget(flops=0.5).bind(net, words[:64])
-    heads: list[nn.Parameter] = [*net.torchpact.parameters()]
-    backbone = [x for name, x in net.named_parameters() if not name.startswith("torchpact.")]
+    named = dict(net.named_parameters())
+    heads = [x for name, x in named.items() if name.startswith("torchpact.")]
+    backbone = [x for name, x in named.items() if not name.startswith("torchpact.")]
     optimizer = torch.optim.AdamW(backbone, lr=1e-3)
     optimizer.add_param_group({"params": heads, "lr": 0.02})
     for _ in range(updates):
@@ -118,8 +133,6 @@ def text(per: Any, updates: int) -> Case:
         optimizer.step()
         budget.step()
     print(budget, flush=True)
-    held, test = (batches(words[part], labels[part], 200) for part in (slice(6000, 8000), slice(8000, None)))
-    return net.eval(), held, test
 
 
 def pixels(seen: bool) -> Case:
@@ -175,13 +188,14 @@ def rows_in_flops(name: str, case: Case) -> list[Row]:
 def rows_in_ms(name: str, case: Case) -> list[Row]:
     """Return what budgets in milliseconds for a batch come to for other batches."""
     net, held, test = case
+    held = held[:1]
     tested = HeldOut(net, test[:4], accuracy, inputs_of)
     ends = [tp.exit_thresholds(net, 1), tp.Thresholds("never")]
     least, most = LatencyMeter(net, held[0][0]).ms(ends)
     asked = [1.1 * least + (0.95 * most - 1.1 * least) * i / (BUDGETS - 1) for i in range(BUDGETS)]
     budgets = [tp.Budget(ms=each, example=held[0][0]) for each in asked]
     score: Callable[[Any, Batch], Tensor] = lambda output, batch: -nll(output, batch[1])  # noqa: E731
-    table = tp.calibrate(net, held[:2], budgets, score, inputs=inputs_of, runs=0)
+    table = tp.calibrate(net, held, budgets, score, inputs=inputs_of, runs=0)
     times = LatencyMeter(net, test[0][0]).ms([row.thresholds for row in table.rows])
     full, found = tested.run(tp.Thresholds("never")), []
     for row, ms in zip(table.rows, times, strict=True):
@@ -200,13 +214,15 @@ def _row(name: str, unit: str, row: TableRow, cost: float, score: float, full: f
 def main() -> None:
     parser = argparse.ArgumentParser(description="budgets asked for, and used")
     parser.add_argument("--out", type=Path, default=Path(__file__).with_suffix(".csv"))
+    parser.add_argument("--work", type=Path, default=Path(tempfile.gettempdir()) / "torchpact-budgets")
     parser.add_argument("--ms", action="store_true", help="budgets in milliseconds")
     parser.add_argument("--updates", type=int, default=400, help="of training the transformers")
     parser.add_argument("--case", action="append", help="only this; may be repeated")
     arguments = parser.parse_args()
+    arguments.work.mkdir(parents=True, exist_ok=True)
     cases: dict[str, Callable[[], Case]] = {
-        "sentences": lambda: text("example", arguments.updates),
-        "words": lambda: text("token", arguments.updates),
+        "sentences": lambda: text("example", arguments.updates, arguments.work),
+        "words": lambda: text("token", arguments.updates, arguments.work),
         "pixels": lambda: pixels(False),
         "pixels (seen)": lambda: pixels(True),
     }
