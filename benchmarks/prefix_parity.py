@@ -52,14 +52,22 @@ class Loop(nn.Module):
 
     def states(self, tokens: Tensor, steps: int) -> list[Tensor]:
         """Return the state after each of the steps, (batch, width, length)."""
-        u = self.recall(tokens).transpose(1, 2)
-        given = self.neighbours(u)  # what every step is told of the input
-        found = []
+        (u, given), found = self.begin(tokens), []
         for _ in range(steps):
-            u = u + self.out(gelu(self.into(u) + given))
-            u = u * (u.square().mean(1, keepdim=True) + 1e-6).rsqrt()
+            u = self.step(u, given)
             found.append(u)
         return found
+
+    def begin(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the state before the first step, and what every step is told of the input."""
+        u = self.recall(tokens).transpose(1, 2)
+        return u, self.neighbours(u)
+
+    def step(self, u: Tensor, given: Tensor) -> Tensor:
+        """Return the next state."""
+        u = u + self.out(gelu(self.into(u) + given))
+        normalised: Tensor = u * (u.square().mean(1, keepdim=True) + 1e-6).rsqrt()
+        return normalised
 
     def losses(self, u: Tensor, parity: Tensor) -> Tensor:
         """Return the loss of every position, (batch, length), read from a state."""

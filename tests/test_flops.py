@@ -36,7 +36,7 @@ def ponder_of(steps, length):
 # --- the reference: one position after the other ---
 
 
-def reference(config, maps, height, width):
+def reference(config, maps, height, width, heads=True):
     """FLOPs of a single image per block, from nested lists of the steps of every pixel."""
     totals = []
     for k, steps in enumerate(maps):
@@ -60,7 +60,7 @@ def reference(config, maps, height, width):
                     any_active = any_active or active
             total += first_conv * 2 * 9 * (before if unit == 1 else c) * c
             total += second_conv * 2 * 9 * c * c
-            if unit < config.units:
+            if unit < config.units and heads:
                 total += head_conv * 2 * 9 * c if config.per == "pixel" else 0
                 total += 2 * c if any_active else 0
         totals.append(total)
@@ -328,3 +328,38 @@ def test_ponders_that_do_not_belong_to_the_network_are_refused_in_one_line():
         flops_from_ponders(model, ponders, (2, 3, 9, 9))
     with pytest.raises(ValueError, match=r"^expected a shape of \(batch, 3, height, width\), got \(8, 8\)$"):
         flops_from_ponders(model, ponders, (8, 8))
+
+
+# --- networks of residual units that were made adaptive ---
+
+
+@pytest.mark.parametrize("per", ["pixel", "example"])
+def test_an_adapted_resnet_costs_what_its_ponders_say_and_its_heads(per):
+    torch.manual_seed(0)
+    config = ResNetConfig(units=3, image_size=8, adaptive=False)
+    net, images = tp.adapt(build(config), per=per).eval(), torch.randn(6, 3, 8, 8)
+    for run in net.torchpact.runs:
+        for head in run.heads:
+            nn.init.normal_(head.weight, std=2.0)
+            nn.init.zeros_(head.bias)
+    with tp.collect(net) as ponders, torch.no_grad():
+        net(images)
+    count = count_flops(net, images)
+    assert any(len(ponder.steps.unique()) > 1 for ponder in ponders)  # something halts, something goes on
+    for example in range(len(images)):
+        steps = [
+            ponder.steps[example, 0].expand(side, side)
+            for ponder, side in zip(ponders, (8, 4, 2), strict=True)
+        ]
+        units, _ = reference(config, [each.tolist() for each in steps], 8, 8, heads=False)
+        for block, ponder in enumerate(ponders):
+            asked = sum(int((ponder.steps[example] > index).sum()) for index in range(2))
+            assert int(count.blocks[example, block]) == units[block] + asked * 2 * CHANNELS[block]
+
+
+def test_a_plain_resnet_is_priced_by_its_blocks_before_and_by_its_runs_after_it_is_adapted():
+    net, images = tiny(adaptive=False), torch.randn(2, 3, 8, 8)
+    before = count_flops(net.eval(), images)
+    after = count_flops(tp.adapt(net, per="example").eval(), images)
+    assert after.plain == float(before.total[0])
+    assert after.blocks.shape == (2, 3)

@@ -321,3 +321,41 @@ def test_too_few_examples_for_a_quality_give_never_and_say_how_many_it_takes():
     with pytest.warns(UserWarning, match=r"none on 20 test examples \(299 without a loss would show it\)"):
         thresholds = tp.calibrate(Halves(), batches, quality=0.01)
     assert thresholds == tp.Thresholds("never")
+
+
+def costs_of(net, batch, thresholds):
+    """What each example costs, as a share of the network without halting."""
+    with tp.use_mode(net, "thresholded"), tp.use_thresholds(net, thresholds):
+        count = tp.count_flops(net, batch)
+    return count.total.double() / count.plain
+
+
+@pytest.mark.parametrize("per", ["example", "token"])
+def test_with_a_confidence_an_upper_bound_of_the_mean_cost_is_within_the_budget(per):
+    net = Classifier(steps=5) if per == "example" else with_random_heads(Tokens(), std=1.0)
+    batch = torch.randn(120, 8) if per == "example" else torch.randn(60, 9, 16)
+    sure = tp.calibrate(net, [batch], 0.7, within=0.95, runs=4)
+    costs = costs_of(net, batch, sure)
+    upper = float(costs.mean() + 1.6449 * costs.std() / len(costs) ** 0.5)
+    assert 0.66 < upper <= 0.7001  # all examples cost the same where nothing halts
+    usual = costs_of(net, batch, tp.calibrate(net, [batch], 0.7, runs=4)).mean()
+    assert float(costs.mean()) < float(usual) <= 0.7
+
+
+def test_budgets_with_a_confidence_are_seldom_overrun_by_new_examples():
+    """Each of 20 is overrun with probability 0.05: more than 4 of them would be with probability 0.003."""
+    net, new = Classifier(steps=4), torch.randn(20_000, 8)
+    over = {None: 0, 0.95: 0}
+    for _ in range(20):
+        held = torch.randn(100, 8)
+        for within in over:
+            found = tp.calibrate(net, [held], 0.65, within=within)
+            over[within] += float(costs_of(net, new, found).mean()) > 0.65
+    assert over[0.95] <= 4
+    assert over[None] > over[0.95]
+
+
+@pytest.mark.parametrize("within", [0.5, 1.0, -1])
+def test_a_confidence_of_a_budget_is_a_number_between_a_half_and_one(within):
+    with pytest.raises(ValueError, match="expected within"):
+        tp.calibrate(Classifier(), [torch.randn(4, 8)], 0.7, within=within)

@@ -77,3 +77,20 @@ def test_a_busy_machine_is_noticed(monkeypatch):
     assert "other programs kept the cores busy" in repr(budget)
     with pytest.warns(UserWarning, match="other programs kept the cores busy"):
         tp.calibrate(NET, [EXAMPLE], tp.Budget(ms=8.0, example=EXAMPLE))
+
+
+def test_a_larger_budget_in_ms_is_never_worse_where_fewer_flops_can_take_longer(monkeypatch):
+    """An engine that is slow for some thresholds: a bisection of the FLOPs leads away from good ones."""
+    monkeypatch.setattr(CpuContention, "is_high", lambda self: False)
+
+    def odd(meter, thresholds):
+        times = clock(meter, thresholds)
+        return [ms + (3.0 if 6.5 < ms < 8.5 else 0.0) for ms in times]
+
+    monkeypatch.setattr(LatencyMeter, "ms", odd)
+    held_out = [torch.randn(60, 8) for _ in range(2)]
+    budgets = [tp.Budget(ms=x, example=EXAMPLE) for x in (10.4, 6.0, 7.0, 8.5, 9.5)]
+    table = tp.calibrate(NET, held_out, budgets)
+    scores = [row.score for row in table.rows]
+    assert scores == sorted(scores)
+    assert all(row.cost <= row.budget for row in table.rows)

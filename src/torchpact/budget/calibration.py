@@ -38,6 +38,7 @@ def calibrate(
     inputs: Callable[[Any], Any] | None = None,
     runs: int = 24,
     progress: Report | bool | None = None,
+    within: float | None = None,
 ) -> Thresholds: ...
 
 
@@ -51,6 +52,7 @@ def calibrate(
     inputs: Callable[[Any], Any] | None = None,
     runs: int = 24,
     progress: Report | bool | None = None,
+    within: float | None = None,
 ) -> ThresholdTable: ...
 
 
@@ -66,6 +68,7 @@ def calibrate(
     inputs: Callable[[Any], Any] | None = None,
     runs: int = 24,
     progress: Report | bool | None = None,
+    within: float | None = None,
 ) -> Thresholds | ThresholdTable:
     """Return thresholds for a network, chosen on held-out inputs.
 
@@ -95,6 +98,9 @@ def calibrate(
         runs: How many moves of single heads may be tried for each budget.
         progress: Is told of progress, see :class:`~torchpact.budget.Progress`; True writes lines to standard
             error, False is quiet, and None writes lines if standard error is a terminal.
+        within: The confidence, in (0.5, 1), with which the mean cost of new examples is within a budget of
+            FLOPs: an upper confidence bound of it has to be. None is that the mean of those held out is, so
+            that new ones cost more about every other time.
 
     Returns:
         Thresholds; of several budgets a :class:`~torchpact.ThresholdTable`.
@@ -120,6 +126,8 @@ def calibrate(
     if (budget is None) == (quality is None):
         raise TypeError("expected a budget or a quality for thresholds, one of the two")
     check_count("runs", runs, 0)
+    if within is not None:
+        check_number("within", within, 0.5, 1, open_low=True, open_high=True)
     report = reporter(progress)
     if quality is not None:
         return _at_quality(net, batches, score, quality, confidence, score_range, inputs, runs, report)
@@ -132,7 +140,10 @@ def calibrate(
         raise ValueError("expected a budget for all blocks together, got one for each")
     if len({each.ms is None for each in asked}) > 1:
         raise ValueError("expected budgets of one unit, got some in FLOPs and some in ms")
-    search = _Search(HeldOut(net, batches, score or "similarity", inputs), runs, report)
+    search = _Search(HeldOut(net, batches, score or "similarity", inputs), runs, report, within)
+    for each in asked:
+        if each.ms is not None:
+            search.time(each)
     rows = [
         search.by_ms(each) if each.ms is not None else search.by_flops(each.target or 0.0) for each in asked
     ]
@@ -142,13 +153,14 @@ def calibrate(
 class _Search:
     """Looks for the best thresholds within shares of the FLOPs, by a record of exits or by runs."""
 
-    def __init__(self, held: HeldOut, runs: int, report: Report) -> None:
+    def __init__(self, held: HeldOut, runs: int, report: Report, within: float | None = None) -> None:
         self.held = held
-        self.levels = LevelSearch(held, runs, report)
+        self.levels = LevelSearch(held, runs, report, within)
         self.record = held.record() if held.per_example else None
         self.least = self.levels.least() if self.record is None else float(self.record.costs[0].mean())
-        self._latency: LatencyMeter | None = None
-        self._example: Any = None
+        self._meters: dict[int, LatencyMeter] = {}
+        """By the example that is timed, which its budgets hold."""
+        self._timed: dict[int, list[tuple[Tried, float]]] = {}
 
     def by_flops(self, share: float) -> TableRow:
         """Return the best within a share.
@@ -171,27 +183,29 @@ class _Search:
             return self.levels.best(share)
         (name,) = self.held.blocks
         room = share
-        for _ in range(4):
-            bounds = best_bounds(self.record, room)
+        for _ in range(8):
+            bounds = best_bounds(self.record, max(room, self.least))
             if bounds is None:
                 return None
             tried = self.levels.run(Thresholds({name: bounds}))
-            if tried.cost <= share * (1 + 1e-9):
+            if tried.upper <= share * (1 + 1e-9):
                 return tried
-            room *= 0.999 * share / tried.cost  # a decision near its bound went the other way
+            # a decision near its bound went the other way, or what is known of the mean is not enough
+            room = min(room, tried.cost) - max(1.1 * (tried.upper - share), 0.001 * share)
         return None
 
-    def by_ms(self, budget: Budget) -> TableRow:
-        """Return the best of those that take the deployed network so many milliseconds for the example.
+    def time(self, budget: Budget) -> None:
+        """Measure thresholds that may take about so many milliseconds, by bisecting the share of the FLOPs.
 
         Raises:
             ValueError: It takes longer if all halt after the first step.
 
         """
         assert budget.ms is not None
-        if self._latency is None or self._example is not budget.example:
-            self._latency, self._example = LatencyMeter(self.held.net, budget.example), budget.example
-        meter = self._latency
+        key = id(budget.example)
+        if key not in self._meters:
+            self._meters[key], self._timed[key] = LatencyMeter(self.held.net, budget.example), []
+        meter, timed = self._meters[key], self._timed[key]
         never = self.levels.run(Thresholds("never"))
         first = self.levels.run(exit_thresholds(self.held.net, 1))
         least, most = meter.ms([first.thresholds, never.thresholds])
@@ -199,22 +213,32 @@ class _Search:
             raise ValueError(
                 f"expected a budget of {least:.3g} to {most:.3g} ms for {meter}; got {budget.ms:g}"
             )
-        fitting, low, high = (first, least), self.least, max(never.cost, self.least)
+        timed += [(first, least), (never, most)]
+        low, high = self.least, max(never.cost, self.least)
         share = low + (high - low) * min(1.0, (budget.ms - least) / max(most - least, 1e-9))
         for _ in range(7):
             found = self.best(share)
             assert found is not None
             (ms,) = meter.ms([found.thresholds])
-            if ms <= budget.ms:
-                fitting, low = max(fitting, (found, ms), key=lambda pair: pair[0].score), share
-            else:
-                high = share
+            timed.append((found, ms))
+            low, high = (share, high) if ms <= budget.ms else (low, share)
             if high - low < 0.01:
                 break
             share = (low + high) / 2
         if meter.busy:
             warnings.warn(f"times of {meter}", stacklevel=4)
-        return TableRow(budget.ms, fitting[0].thresholds, fitting[1], fitting[0].score)
+
+    def by_ms(self, budget: Budget) -> TableRow:
+        """Return the best of all that were measured, for other budgets too, whose longest time is within."""
+        assert budget.ms is not None
+        longest: dict[Thresholds, tuple[Tried, float]] = {}
+        for tried, ms in self._timed[id(budget.example)]:
+            longest[tried.thresholds] = tried, max(ms, longest.get(tried.thresholds, (tried, 0.0))[1])
+        ends = [each for each in longest.values() if each[1] <= budget.ms]
+        # of what was fast enough once, the fastest: all halt after the first step
+        fitting = ends or [min(longest.values(), key=lambda each: each[1])]
+        tried, ms = max(fitting, key=lambda each: (each[0].score, -each[1]))
+        return TableRow(budget.ms, tried.thresholds, ms, tried.score)
 
 
 def _at_quality(

@@ -1,6 +1,8 @@
 """Held-out batches of a network, run with any thresholds: what every example costs, and how good it is."""
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from statistics import NormalDist
 from typing import Any, NamedTuple
 
 import torch
@@ -29,6 +31,8 @@ class Outcome(NamedTuple):
     costs: Tensor
     """FLOPs, as a share of the original network's in the mean."""
     scores: Tensor
+    wholes: Tensor
+    """The costs where nothing halts."""
 
     @property
     def cost(self) -> float:
@@ -39,6 +43,28 @@ class Outcome(NamedTuple):
     def score(self) -> float:
         """The mean score."""
         return float(self.scores.mean())
+
+    def upper(self, confidence: float) -> float:
+        """Return an upper confidence bound of the cost of new examples, by the normal approximation.
+
+        The cost is a ratio of means, so that long and short examples alone make no error.
+
+        Args:
+            confidence: Of the bound, in (0.5, 1).
+
+        Example:
+            >>> costs, nothing = torch.tensor([0.4, 0.6] * 50, dtype=torch.double), torch.zeros(100)
+            >>> outcome = Outcome(costs, nothing, torch.ones(100))
+            >>> round(outcome.cost, 4), round(outcome.upper(0.975), 4)  # 0.5 + 1.96 · 0.1 / √99
+            (0.5, 0.5197)
+            >>> Outcome(costs, nothing, 2 * costs).upper(0.975)
+            0.5
+
+        """
+        if len(self.costs) < 2:
+            return self.cost
+        rest = self.costs - self.costs.mean() / self.wholes.mean() * self.wholes
+        return self.cost + NormalDist().inv_cdf(confidence) * float(rest.std()) / math.sqrt(len(rest))
 
 
 class HeldOut:
@@ -83,6 +109,7 @@ class HeldOut:
         self.real: dict[str, list[Tensor]] = {name: [] for name in self.blocks}
         """False for padding, for each batch, (positions,)."""
         self.weights: list[Tensor | None] = []
+        self._wholes: list[Tensor] = []
         self._fulls: list[Any] = []
         self._meters: list[Meter] = []
         self.runs = 0
@@ -101,6 +128,7 @@ class HeldOut:
                 with collect(self.net, exits=True) as ponders:
                     run = meter.run()
                 self._meters.append(meter)
+                self._wholes.append(_flops(meter, run.costs, size))
                 plain += size * (run.rest + sum(cost.plain for cost in run.costs.values()))
                 for ponder in ponders:
                     assert ponder.exits is not None
@@ -137,18 +165,18 @@ class HeldOut:
         """
         self.runs += 1
         costs, scores = [], []
+        chosen = range(len(self._meters)) if part is None else part
         with evaluating(self.net), use_mode(self.net, "thresholded"), use_thresholds(self.net, thresholds):
-            for index in range(len(self._meters)) if part is None else part:
+            for index in chosen:
                 run = self._meters[index].run()
                 costs.append(self._shares(index, run.costs))
                 scores.append(self._score(index, run.output))
-        return Outcome(torch.cat(costs), torch.cat(scores))
+        wholes = torch.cat([self._wholes[index] for index in chosen]) / self.plain
+        return Outcome(torch.cat(costs), torch.cat(scores), wholes)
 
     def _shares(self, index: int, costs: Mapping[str, BlockCost]) -> Tensor:
-        """Return what each example of a batch costs."""
-        flops = sum((cost.flops for cost in costs.values()), torch.zeros(())) + self._meters[index].rest
-        shares: Tensor = flops.double() / self.plain
-        return shares.cpu().expand(self.sizes[index])
+        """Return what each example of a batch costs, as a share."""
+        return _flops(self._meters[index], costs, self.sizes[index]) / self.plain
 
     def _score(self, index: int, output: Any) -> Tensor:
         if callable(self.score):
@@ -182,3 +210,9 @@ class HeldOut:
                 costs.append(torch.stack([self._shares(index, cost) for cost in each]))
                 scores.append(torch.stack([self._score(index, output) for output in found.outputs]))
         return Record(torch.cat(self.logits[name], 1), torch.cat(costs, 1), torch.cat(scores, 1))
+
+
+def _flops(meter: Meter, costs: Mapping[str, BlockCost], size: int) -> Tensor:
+    """Return what a run cost each example, in double precision."""
+    flops = sum((cost.flops for cost in costs.values()), torch.zeros(())) + meter.rest
+    return flops.double().cpu().expand(size)

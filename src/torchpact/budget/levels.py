@@ -24,6 +24,8 @@ class Tried(NamedTuple):
     thresholds: Thresholds
     levels: tuple[float, ...] | None
     """The share of positions that each head would let go on, in the order of blocks and heads."""
+    upper: float
+    """What has to be within a budget: the mean cost, or an upper confidence bound of it."""
 
 
 Family = Callable[[float], tuple[Thresholds, tuple[float, ...] | None]]
@@ -42,11 +44,18 @@ class LevelSearch:
         held: The batches.
         runs: How many moves may be tried for each budget.
         report: Is told of progress.
+        confidence: With which new examples are to be within the budget; None is that those held out are.
 
     """
 
-    def __init__(self, held: HeldOut, runs: int, report: Report = lambda _: None) -> None:
-        self.held, self.most, self.report = held, runs, report
+    def __init__(
+        self,
+        held: HeldOut,
+        runs: int,
+        report: Report = lambda _: None,
+        confidence: float | None = None,
+    ) -> None:
+        self.held, self.most, self.report, self.confidence = held, runs, report, confidence
         self.part = _part(held.sizes)
         self.heads = {name: block.max_steps - 1 for name, block in held.blocks.items()}
         self.sorted: dict[str, Tensor] = {}
@@ -66,7 +75,8 @@ class LevelSearch:
         """Run the network with some thresholds, once."""
         if thresholds not in self.tried:
             outcome = self.held.run(thresholds)
-            self.tried[thresholds] = Tried(outcome.cost, outcome.score, thresholds, levels)
+            upper = outcome.cost if self.confidence is None else outcome.upper(self.confidence)
+            self.tried[thresholds] = Tried(outcome.cost, outcome.score, thresholds, levels, upper)
             seen = {"cost": outcome.cost, "score": outcome.score}
             # about as many as there will be: the ends and both families, and moves
             self.report(Progress("calibration", self.held.runs, 12 + self.most, seen))
@@ -78,7 +88,8 @@ class LevelSearch:
             return self.run(thresholds, levels)
         if thresholds not in self.sketched:
             outcome = self.held.run(thresholds, self.part)
-            self.sketched[thresholds] = Tried(outcome.cost, outcome.score, thresholds, levels)
+            cost = outcome.cost
+            self.sketched[thresholds] = Tried(cost, outcome.score, thresholds, levels, upper=cost)
         return self.sketched[thresholds]
 
     def at(self, levels: Sequence[float]) -> Thresholds:
@@ -98,7 +109,7 @@ class LevelSearch:
 
     def least(self) -> float:
         """Return the least cost: one step of every block."""
-        return self.run(*self._equal_shares(0.0)).cost
+        return self.run(*self._equal_shares(0.0)).upper
 
     def best(self, budget: float) -> Tried | None:
         """Return the best that is found within a budget; None where one step of every block is above it."""
@@ -114,14 +125,14 @@ class LevelSearch:
 
     def _within(self, budget: float) -> Tried | None:
         """Return the best score so far within a budget, of these the cheapest."""
-        fitting = [each for each in self.tried.values() if each.cost <= budget * (1 + 1e-9)]
+        fitting = [each for each in self.tried.values() if each.upper <= budget * (1 + 1e-9)]
         return max(fitting, key=lambda each: (each.score, -each.cost), default=None)
 
     def _bisected(self, family: Family, budget: float) -> None:
         known = self._known.setdefault(family, {})
         low = max((level for level, cost in known.items() if cost <= budget), default=0.0)
         high = min((level for level, cost in known.items() if cost > budget and level > low), default=1.0)
-        known[0.0], known[1.0] = self.least(), self.run(*family(1.0)).cost
+        known[0.0], known[1.0] = self.least(), self.run(*family(1.0)).upper
         for count in range(_HALVINGS):
             if high - low < 2.0**-_HALVINGS:
                 break
@@ -130,9 +141,9 @@ class LevelSearch:
             share = min(max((0.998 * budget - known[low]) / rise, 0.02), 0.98) if count % 3 < 2 else 0.5
             level = low + share * (high - low)
             tried = self.run(*family(level))
-            known[level] = tried.cost
-            low, high = (level, high) if tried.cost <= budget else (low, level)
-            if 0.995 * budget <= tried.cost <= budget:
+            known[level] = tried.upper
+            low, high = (level, high) if tried.upper <= budget else (low, level)
+            if 0.995 * budget <= tried.upper <= budget:
                 break
 
     def _moved(self, found: Tried, budget: float) -> None:
@@ -142,7 +153,7 @@ class LevelSearch:
             return
         order, size, left = random.Random(0), 0.25, self.most
         best = self.sketch(found.thresholds, found.levels)
-        room = budget * best.cost / found.cost  # of the part of the batches
+        room = budget * best.cost / found.upper  # of the part of the batches, in the mean
         while left > 0 and size > 0.02:
             improved = False
             for index in order.sample(range(len(levels)), len(levels)):
@@ -154,7 +165,7 @@ class LevelSearch:
                     if moved is None or moved.score <= best.score + 1e-12 or moved.levels is None:
                         continue
                     whole = self.run(moved.thresholds, moved.levels)
-                    if whole.cost > budget or whole.score <= found.score:
+                    if whole.upper > budget or whole.score <= found.score:
                         continue
                     best, found, levels, improved = moved, whole, [*moved.levels], True
                     break

@@ -132,8 +132,8 @@ def block_costs(net: nn.Module, given: CallArgs) -> tuple[dict[str, BlockCost], 
 
 def call_cost(spec: BlockSpec, call: Call, prices: Prices, batch: int) -> BlockCost:
     """Return what a call of a part cost."""
-    if spec.conv_units is not None and spec.conv_heads is not None:
-        return _conv_cost(spec, call, batch)
+    if spec.conv_units is not None and (call.ponder is None or call.ponder.steps.dim() >= 4):
+        return _conv_cost(spec, call, prices, batch)
     if call.ponder is None:
         raise TypeError(f"expected {title(spec.name)} to return what it did, got no Ponder")
     steps = call.ponder.steps
@@ -207,7 +207,8 @@ def _by_batch(spec: BlockSpec, call: Call) -> tuple[int, ...]:
     return (shape[1], shape[0], *shape[2:]) if spec.hooked and spec.batch_dim else shape
 
 
-def _conv_cost(spec: BlockSpec, call: Call, batch: int) -> BlockCost:
+def _conv_cost(spec: BlockSpec, call: Call, prices: Prices, batch: int) -> BlockCost:
+    """Return the cost of convolutional units; heads that are no convolutions are metered."""
     shape = call.output.shape
     height, width = shape[2:] if len(shape) == 4 else (shape[2] * shape[3], shape[4] * shape[5])
     if call.ponder is None:
@@ -224,7 +225,12 @@ def _conv_cost(spec: BlockSpec, call: Call, batch: int) -> BlockCost:
     weights = None if call.ponder is None else call.ponder.weights
     if weights is not None:  # pixels of weight 0 cost what the first unit does, which runs on all of a map
         steps = torch.where(weights > 0, steps, 1)
-    flops = conv_block_flops(spec, steps, height, width)
+    known = spec if spec.conv_heads is not None else replace(spec, heads=())
+    flops = conv_block_flops(known, steps, height, width)
+    if spec.conv_heads is None:
+        for index, price in enumerate(prices.heads):
+            asked = (steps > index).flatten(1).double().mean(1)
+            flops = flops + (asked * price / rows).round().long()
     if weights is not None:
         flops = flops * (weights > 0).expand(steps.shape).flatten(1).any(1)
     flops = flops.reshape(batch, -1).sum(1) if batch else flops

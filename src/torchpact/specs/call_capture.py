@@ -42,6 +42,13 @@ def adaptive_parts(net: nn.Module) -> dict[str, nn.Module]:
         for name, module in net.named_modules()
         if is_block(module)
     }
+    # a plain block whose steps became a run of layers is that run
+    driven = {id(layer) for part in found.values() if isinstance(part, LayerRun) for layer in part.layers}
+    found = {
+        name: part
+        for name, part in found.items()
+        if isinstance(part, HaltingModule) or not any(id(below) in driven for below in part.modules())
+    }
     layers = [part for part in found.values() if not isinstance(part, HaltingModule)]
     inner = {id(below) for layer in layers for below in layer.modules() if below is not layer}
     return {name: part for name, part in found.items() if id(part) not in inner}
