@@ -274,7 +274,7 @@ def test_a_whole_network_leaves_sizes_that_it_does_not_know_to_the_blocks(monkey
         return torch.full((len(images), 10), 7.0), []
 
     monkeypatch.setitem(registry.ENGINES, "whole", NetworkEngine("whole", run))
-    monkeypatch.setattr(whole, "interleaved", lambda calls: dict.fromkeys(calls, 1.0) | {"whole": 0.5})
+    monkeypatch.setattr(whole, "interleaved", lambda calls, **_: dict.fromkeys(calls, 1.0) | {"whole": 0.5})
     fast = tp.deploy(model, images_of(2), engines=["dense", "whole"])
     assert fast(images_of(2))[0].eq(7).all()
     assert agree(fast, model, images_of(2, size=12))

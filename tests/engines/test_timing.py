@@ -1,3 +1,5 @@
+import time
+
 import pytest
 import torch
 
@@ -32,3 +34,17 @@ def test_a_deployed_network_says_so_too(monkeypatch, used):
     let_others(monkeypatch, used, idle=0.0)
     fast = tp.deploy(block, u)
     assert ("without gradients, while other programs kept the cores busy; " in fast.explain()) == (used > 0)
+
+
+def test_slow_calls_are_not_repeated_beyond_a_limit():
+    calls: list[int] = []
+
+    def slow():
+        calls.append(1)
+        time.sleep(0.02)
+
+    timing.interleaved({"slow": slow}, seconds=0.0, least=3)
+    assert len(calls) == 4  # one to warm up
+    calls.clear()
+    timing.interleaved({"slow": slow}, seconds=9.0, limit=0.01)
+    assert len(calls) == 2

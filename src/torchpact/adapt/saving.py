@@ -213,7 +213,8 @@ def _weights(folder: Path) -> dict[str, Tensor]:
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
-    index, names = folder / INDEX, {BACKBONE}
+    index = folder / INDEX
+    names: set[Any] = {BACKBONE}
     if not (folder / BACKBONE).is_file():
         if not index.is_file():
             raise FileNotFoundError(f"expected {BACKBONE} or {INDEX} in {folder}")

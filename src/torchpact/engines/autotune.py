@@ -17,7 +17,7 @@ from torchpact.engines.generic.dense import DENSE
 from torchpact.engines.graphs import generators_of, repeatable
 from torchpact.engines.reference import BlockRunner, Reference
 from torchpact.engines.registry import ENGINES
-from torchpact.engines.timing import interleaved
+from torchpact.engines.timing import PATIENCE, interleaved
 from torchpact.specs import BlockSpec, NetworkSpec
 from torchpact.specs.blocks import Bounds
 
@@ -72,7 +72,7 @@ def choose(
     among = [name for name in calls if name != "plain"]
     if not among:
         return Choice("dense", {}, None, False)
-    seconds = interleaved(calls)
+    seconds = interleaved(calls, limit=PATIENCE)
     best = min(among, key=seconds.__getitem__)
     skips = any(name not in ("dense", "compiled") for name in among)
     as_it_is = best == "dense" and isinstance(runners[best], Reference | BlockRunner)

@@ -1,5 +1,6 @@
 """Times of alternatives, taken in turns, so that whatever else the machine does hits all of them alike."""
 
+import math
 import os
 import random
 import statistics
@@ -9,6 +10,9 @@ from pathlib import Path
 
 import torch
 
+PATIENCE = 5.0
+"""For how many seconds engines are compared where calls take seconds each; more would tell little more."""
+
 
 def interleaved(
     candidates: Mapping[str, Callable[[], object]],
@@ -16,19 +20,27 @@ def interleaved(
     seconds: float = 0.5,
     least: int = 3,
     most: int = 200,
+    limit: float = math.inf,
 ) -> dict[str, float]:
     """Return the median seconds of each candidate, measured round by round for about ``seconds`` in all.
+
+    There are at least ``least`` rounds, but none is begun after ``limit`` seconds.
 
     >>> times = interleaved({"a": lambda: None, "b": lambda: time.sleep(0.01)}, seconds=0.05)
     >>> times["a"] < times["b"]
     True
     """
-    times = in_turns(candidates, seconds=seconds, least=least, most=most)
+    times = in_turns(candidates, seconds=seconds, least=least, most=most, limit=limit)
     return {name: statistics.median(each) for name, each in times.items()}
 
 
 def in_turns(
-    candidates: Mapping[str, Callable[[], object]], *, seconds: float, least: int, most: int
+    candidates: Mapping[str, Callable[[], object]],
+    *,
+    seconds: float,
+    least: int,
+    most: int,
+    limit: float = math.inf,
 ) -> dict[str, list[float]]:
     """Return all times that :func:`interleaved` takes the medians of."""
     for function in candidates.values():  # what is done once is no part of it
@@ -37,7 +49,8 @@ def in_turns(
     order = random.Random(0)
     begin = time.perf_counter()
     for done in range(most):
-        if done >= least and time.perf_counter() - begin > seconds:
+        elapsed = time.perf_counter() - begin
+        if (done >= least and elapsed > seconds) or (done and elapsed > limit):
             break
         for name in order.sample(list(candidates), len(candidates)):  # what ran before matters to caches
             start = _now()

@@ -18,7 +18,7 @@ from torchpact.engines.hooked import PatchedLayers
 from torchpact.engines.patching import PatchedPart, Patches, patch, patched
 from torchpact.engines.reference import BlockRunner, Reference
 from torchpact.engines.sequential import BlockByBlock, Whole
-from torchpact.engines.timing import interleaved
+from torchpact.engines.timing import PATIENCE, interleaved
 from torchpact.specs import NetworkSpec, has_gated_execution
 
 
@@ -65,7 +65,8 @@ def as_copy(
             if name == "dense":
                 raise
             notes[f"{name}: {one_line(error)}"] = None
-    times = interleaved({f"{n} {i}": run for n, way in runs.items() for i, run in enumerate(way.runs)})
+    calls = {f"{n} {i}": run for n, way in runs.items() for i, run in enumerate(way.runs)}
+    times = interleaved(calls, limit=PATIENCE)
     by_layout = {n: [times[f"{n} {i}"] for i in range(len(way.runs))] for n, way in runs.items()}
     seconds = {name: min(each) for name, each in by_layout.items()}
     among = [name for name in ("blocks", "dense") if name in seconds]
@@ -155,7 +156,8 @@ def as_sequence(
         ways[name] = Whole(network, otherwise)
     ways |= {"blocks": in_turn, "plain": plain}
     called = {name: as_called(way, images, generators) for name, way in ways.items()}
-    seconds = interleaved({name: partial(way, images) for name, (way, _) in called.items()})
+    calls = {name: partial(way, images) for name, (way, _) in called.items()}
+    seconds = interleaved(calls, limit=PATIENCE)
     best = fastest(seconds, [name for name in ways if name != "plain"])
     runner, problem = called[best]
     if problem is not None:

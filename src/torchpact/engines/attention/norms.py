@@ -1,7 +1,6 @@
 """Norms of rows by one kernel each, which those of pretrained networks often are not."""
 
 import copy
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -57,7 +56,7 @@ class RowNorm:
 
     def __init__(self, norm: nn.Module, native: bool) -> None:
         fused = fused_norm(norm)
-        self.norm: Callable[..., Any] = norm if fused is None else fused
+        self.norm: Any = norm if fused is None else fused
         self.fused = fused if native else None
         parts = (None, None) if fused is None else (fused.weight, fused.bias)
         # single precision, whatever the network's is

@@ -44,8 +44,8 @@ class PackedLayer:
         self.q_norm, self.k_norm = (
             norm and (fused_norm(norm) or norm) for norm in (spec.q_norm, spec.k_norm)
         )
-        fused = [each is None or each.name is not None for each in self._products()]
-        self.may_fuse = all(fused) and None not in (self.norm1.told(), self.norm2.told())
+        panels = [each is None or each.name is not None for each in self._products()]
+        self.may_fuse = all(panels) and None not in (self.norm1.told(), self.norm2.told())
         self.few: LayerFinish | None = None  # made when it is first needed
         self.scale = spec.head_size**-0.5 if spec.scale is None else spec.scale
 
@@ -130,6 +130,9 @@ class PackedLayer:
         hidden = self.up(x) if self.gate is None else self.gate(x).mul_(self.up(x))
         after = self.down(hidden)
         return self.norm2.of_sum(after, moved, in_place=True) if post else after.add_(moved)
+
+    def __getstate__(self) -> dict[str, object]:
+        return vars(self) | {"few": None}  # which points at weights
 
     def _finish_of_few(self) -> LayerFinish:
         made = self.few

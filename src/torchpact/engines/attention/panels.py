@@ -125,11 +125,11 @@ def in_panels(weight: Tensor) -> Tensor:
         weight: (outputs, inputs).
 
     """
-    wide = library().torchpact_panel()
-    padded = F.pad(weight, (0, 0, 0, -len(weight) % wide)).unflatten(0, (-1, wide))
-    if weight.dtype == torch.bfloat16:
-        return padded.unflatten(2, (-1, 2)).permute(0, 2, 1, 3).contiguous()
-    return padded.transpose(1, 2).contiguous()
+    wide: int = library().torchpact_panel()
+    padded: Tensor = F.pad(weight, (0, 0, 0, -len(weight) % wide)).unflatten(0, (-1, wide))
+    pairs = weight.dtype == torch.bfloat16
+    laid: Tensor = padded.unflatten(2, (-1, 2)).permute(0, 2, 1, 3) if pairs else padded.transpose(1, 2)
+    return laid.contiguous()
 
 
 def panels_fit(weight: Tensor) -> bool:
