@@ -170,6 +170,23 @@ def test_prices_that_were_measured_give_the_share_that_count_flops_gives():
     assert math.isclose(prices.least, (128 + 128 + 16 + 48) / 688, rel_tol=1e-6)
 
 
+def test_plain_blocks_around_adapted_layers_are_a_fixed_cost():
+    net = tp.adapt(tp.models.resnet32(), per="example", bias=0.0).eval()
+    x = torch.randn(2, 3, 16, 16)
+    budget = tp.Budget(flops=0.7).bind(net, x)
+    assert budget.prices is not None
+    assert [*budget.prices.blocks] == [f"blocks.{i}.steps" for i in range(3)]
+    for name, step in (("least", 1), ("most", 5)):
+        with tp.use_thresholds(net, tp.exit_thresholds(net, step)):
+            share = float(tp.count_flops(net, x).share)
+        assert getattr(budget.prices, name) == pytest.approx(share, rel=1e-4)
+    with tp.use_mode(net, "relaxed"), tp.collect(net) as ponders:
+        losses = net(x)[0].square().mean(1)
+    budget.loss(losses, ponders).backward()
+    budget.step()
+    assert budget.prices.least < budget.log["relaxed"] < budget.prices.most
+
+
 def test_keys_and_values_are_charged_while_any_token_of_the_example_is_active():
     ada = with_random_heads(Tokens(), std=2.0)
     x = torch.randn(4, 7, 16)

@@ -83,15 +83,18 @@ def measured_prices(net: nn.Module, inputs: Any) -> NetworkPrices:
     whole = runs[0].rest + sum(cost.plain for cost in runs[0].costs.values())
     if not whole:
         raise ValueError("expected a network that multiplies something, got one of 0 FLOPs")
-    found = {}
+    found, fixed = {}, runs[0].rest / whole
     for name, part in meter.found.items():
+        if all(each.name != name for each in ponders):  # a plain block, such as one around adapted layers
+            fixed += runs[0].costs[name].plain / whole
+            continue
         block = blocks.get(name)
         count = len(runs) if block is None else block.max_steps
         by_exit = [float(run.costs[name].flops.double().mean()) / whole for run in runs[:count]]
         length = _mean_length([each for each in ponders if each.name == name])
         shared = _key_value_shares(part, name, by_exit, length)
         found[name] = BlockPrices(tuple(by_exit), shared, runs[0].costs[name].plain / whole)
-    return NetworkPrices(found, runs[0].rest / whole)
+    return NetworkPrices(found, fixed)
 
 
 def assumed_prices(ponders: Sequence[Ponder]) -> NetworkPrices:
