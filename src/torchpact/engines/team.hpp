@@ -14,11 +14,13 @@
 
 #pragma once
 
+#include <fcntl.h>
 #include <omp.h>
 #include <pthread.h>
 #include <sched.h>
 #include <signal.h>
 #include <time.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
@@ -44,13 +46,27 @@ constexpr Nanoseconds LOST = 2 * MILLISECOND;           // without a core in a r
 constexpr Nanoseconds AGAIN = 50 * MILLISECOND;         // twice within such a time: the machine is busy,
 constexpr Nanoseconds REMEMBERED = 100 * MILLISECOND;   // and is thought to be for as long
 
-inline Nanoseconds clock_of(clockid_t which) {
-    timespec now;
-    clock_gettime(which, &now);
-    return now.tv_sec * SECOND + now.tv_nsec;
+inline Nanoseconds now() {
+    timespec time;
+    clock_gettime(CLOCK_MONOTONIC, &time);
+    return time.tv_sec * SECOND + time.tv_nsec;
 }
 
-inline Nanoseconds now() { return clock_of(CLOCK_MONOTONIC); }
+// How long the calling thread has waited for a core since this was asked last, where Linux tells: the second
+// number of schedstat is the sum.
+inline Nanoseconds waited_for_core() {
+    static thread_local Nanoseconds before = -1;
+    char text[96] = "";
+    const int file = open("/proc/thread-self/schedstat", O_RDONLY | O_CLOEXEC);
+    if (file < 0) return 0;
+    const ssize_t size = read(file, text, sizeof text - 1);
+    close(file);
+    char* rest = text;
+    if (size > 0) std::strtoll(text, &rest, 10);
+    const Nanoseconds sum = std::strtoll(rest, nullptr, 10), last = before;
+    before = sum;
+    return last < 0 ? 0 : sum - last;
+}
 
 inline void pause() {
 #if defined(__x86_64__)
@@ -116,6 +132,8 @@ class Turn {
 // What a leader and its helpers share: parts of a stage, which each member has one of, or a number of items.
 class Board {
    public:
+    Nanoseconds slept = 0;  // by the leader, waiting for helpers
+
     // Do `work(part, member)` for all parts, a part for each member.
     template <typename Work>
     void share(int members, Nanoseconds spin, const Work& work) {
@@ -224,10 +242,12 @@ class Board {
     // Wait for what others have begun.
     void finish(Nanoseconds spin) {
         if (spin_until([this] { return left.load(std::memory_order_acquire) == 0; }, spin)) return;
+        const Nanoseconds start = now();
         std::unique_lock<std::mutex> hold(lock);
         leader_sleeps.store(true, std::memory_order_seq_cst);
         ready.wait(hold, [this] { return left.load(std::memory_order_seq_cst) == 0; });
         leader_sleeps.store(false, std::memory_order_relaxed);
+        slept += now() - start;
     }
 };
 
@@ -350,8 +370,8 @@ void in_team(int members, const Lead& lead) {
         Team team(board, 1, true);
         return lead(team);
     }
-    const Nanoseconds start = now(), worked = clock_of(CLOCK_THREAD_CPUTIME_ID);
-    Nanoseconds waited = 0;
+    const Nanoseconds start = now();
+    Nanoseconds waited = 0;  // for helpers
     // threads that OpenMP binds would hand their one CPU down to ours
     if (omp_get_proc_bind() != omp_proc_bind_false || !is_busy()) {
         Board board;
@@ -361,11 +381,12 @@ void in_team(int members, const Lead& lead) {
             Team team(board, omp_get_num_threads(), true);
             lead(team);
             board.close();
+            waited = board.slept;
             end = now();
         } else {
             board.help(omp_get_thread_num(), SPIN_ALONE, false);
         }
-        waited = now() - end;
+        waited += now() - end;
     } else {
         Pool& pool = Pool::instance();
         std::unique_lock<std::mutex> only(pool.leader, std::try_to_lock);
@@ -374,8 +395,7 @@ void in_team(int members, const Lead& lead) {
         Team team(only ? pool.board : own, members, false);
         lead(team);
     }
-    const Nanoseconds slept = now() - start - (clock_of(CLOCK_THREAD_CPUTIME_ID) - worked);
-    if (slept > LOST || waited > LOST) note_loss(start);
+    if (now() - start > LOST && (waited > LOST || waited_for_core() > LOST)) note_loss(start);
 }
 
 }  // namespace
