@@ -8,7 +8,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torchpact.checks import MALFORMED
+from torchpact.checks import MALFORMED, one_line
 from torchpact.files import write_whole
 from torchpact_recipes.experiments.archive import Archive
 from torchpact_recipes.experiments.gather import finished, inventory, over_seeds, spread
@@ -33,13 +33,7 @@ def draw(wanted: Sequence[VaeRun], archive: Archive, folder: Path) -> list[Path]
 
     """
     found, choice = finished(wanted, archive), choose(wanted, archive)
-    path = lines_file(archive)
-    try:
-        lines = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ValueError(f"{path}: no such file; it is made with the last of the runs") from None
-    except MALFORMED as error:
-        raise ValueError(f"{path}: expected JSON, got {error}") from None
+    lines = _lines(archive, choice)
     rows = [_row(group, found[choice.fixed], archive, choice) for group in found.values()]
     rows.sort(key=lambda row: (list(LABEL).index(row["method"]), row["tau"], row["steps"].mean))
     numbers = {"settings": rows, "chosen": choice, **inventory(wanted, found)}
@@ -60,6 +54,21 @@ def draw(wanted: Sequence[VaeRun], archive: Archive, folder: Path) -> list[Path]
         write_whole(folder / name, _as_csv(table))
         paths.append(folder / name)
     return paths
+
+
+def _lines(archive: Archive, choice: Choice) -> dict[str, Any]:
+    """What was measured on lines through the networks that are chosen."""
+    path = lines_file(archive)
+    try:
+        lines: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        measured = Choice(choice.fixed, *(lines[m]["run"].rpartition("-seed")[0] for m in SHORT))
+    except FileNotFoundError:
+        raise ValueError(f"{path}: no such file; it is made with the last of the runs") from None
+    except MALFORMED as error:
+        raise ValueError(f"{path}: expected what was measured on lines, got {one_line(error)}") from None
+    if measured != choice:
+        raise ValueError(f"{path}: expected lines of {choice.relaxed} and {choice.act}; move the file away")
+    return lines
 
 
 def _row(group: Sequence[VaeRun], best: Sequence[VaeRun], archive: Archive, choice: Choice) -> dict[str, Any]:
