@@ -7,7 +7,8 @@ Ten budgets for each case, from a tenth above the least that can be met to 0.95.
 ``tp.calibrate(…, within=0.95)`` on held-out examples; the test is on others. Cases:
 
     sentences, words    film reviews (torchpact_recipes.data.load_reviews, by the sign of their ratings), read
-                        by a transformer of six layers trained here; one decision an example, or a word
+                        by a transformer of six layers; its exits are trained here, each as often, then its
+                        heads; one decision an example, or a word
     pixels              PSACT ResNet-32 of the zoo (τ = 0.05), a decision for each pixel in three blocks, on
                         CIFAR-10: calibrated on training images ``distorted`` to be as hard as new ones (see
                         frozen_data.py), tested on the test set
@@ -117,13 +118,23 @@ def text(per: Any, updates: int, work: Path) -> Case:
 
 
 def train(net: nn.Module, words: Tensor, labels: Tensor, updates: int) -> None:
-    """Train a transformer and its heads to half of the FLOPs."""
+    """Train a transformer on all of its exits, then its heads to half of the FLOPs."""
     budget = tp.Budget(flops=0.5).bind(net, words[:64])
     named = dict(net.named_parameters())
     heads = [x for name, x in named.items() if name.startswith("torchpact.")]
     backbone = [x for name, x in named.items() if not name.startswith("torchpact.")]
     optimizer = torch.optim.AdamW(backbone, lr=1e-3)
-    optimizer.add_param_group({"params": heads, "lr": 0.02})
+    layers = len(net.torchpact.runs[0].layers)  # type: ignore[union-attr, index]
+    with tp.use_heads(net, tp.criteria.RandomExit([1 / layers] * layers)), tp.use_mode(net, "discrete"):
+        for _ in range(updates):
+            chosen = torch.randint(6000, (64,))
+            loss = nll(net(words[chosen]), labels[chosen]).mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+    optimizer = torch.optim.AdamW(heads, lr=0.02)
+    for parameter in backbone:
+        parameter.requires_grad_(False)
     for _ in range(updates):
         chosen = torch.randint(6000, (64,))
         with tp.collect(net) as ponders:

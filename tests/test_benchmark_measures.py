@@ -72,7 +72,7 @@ def test_exits_of_a_trunk_are_those_of_the_network_and_cost_what_their_units_do(
 def test_a_histogram_of_random_depths_has_the_loss_of_its_mixture(bench):
     alive, parity = bench("heads_alive"), bench("prefix_parity")
     torch.manual_seed(0)
-    loop = parity.Loop(8)
+    loop = parity.Loop(8).requires_grad_(False)
     net = alive.Adaptive(loop, tp.criteria.Linear(8, bias=-3.0, per="pixel"))
     given = parity.strings(20, 6, torch.Generator().manual_seed(0))
     with tp.use_thresholds(net, tp.exit_thresholds(net, 3)):  # all halt after three steps: nothing is random
