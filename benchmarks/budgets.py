@@ -47,7 +47,7 @@ import torchpact as tp
 from torchpact.budget import TableRow
 from torchpact.budget.heldout import HeldOut
 from torchpact.budget.latency import LatencyMeter
-from torchpact_recipes.data.cifar10 import Images
+from torchpact_recipes.data import Images
 from torchpact_recipes.data.packages import fetch_package
 from torchpact_recipes.data.reviews import ARCHIVE, PACKAGE, TABLE
 

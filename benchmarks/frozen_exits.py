@@ -54,7 +54,7 @@ from torch.nn import functional as F
 
 import torchpact as tp
 from torchpact.budget.search import Record, best_bounds
-from torchpact_recipes.data.cifar10 import Images
+from torchpact_recipes.data import Images
 
 UPDATES, BATCH, HEAD_UPDATES = 1875, 128, 800
 BUDGETS = (0.74, 0.76, 0.78, 0.8, 0.82, 0.84, 0.86, 0.88, 0.9, 0.92, 0.94, 0.96)
