@@ -20,7 +20,7 @@ import torchpact as tp
 from torchpact_recipes import zoo
 from torchpact_recipes.data import standardize
 from torchpact_recipes.data.augment import augment
-from torchpact_recipes.data.cifar10 import Images, load_cifar10
+from torchpact_recipes.data import Images, load_cifar10
 
 Net = TypeVar("Net", bound=nn.Module)
 NETWORK = "resnet32-plain"

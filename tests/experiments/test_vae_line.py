@@ -15,6 +15,7 @@ def objective(mode, images=6):
     torch.manual_seed(0)
     net = DrawingVAE(5, latents=2, width=6, encoder=4, max_steps=5, halting_bias=-1.0).double()
     for head in net.decoder.halting:
+        assert isinstance(head, nn.Linear)
         nn.init.normal_(head.weight, std=0.3)
     x = torch.randint(2, (images, 5)).double()
     return Objective(net, x, torch.randn(images, 2).double(), mode, TAU)

@@ -8,9 +8,8 @@ from typing import Any
 from torchpact.checks import MALFORMED, one_line
 from torchpact.files import write_whole
 from torchpact_recipes import zoo
-from torchpact_recipes.experiments.runs import AnyRun
+from torchpact_recipes.experiments.runs import AnyRun, RunConfig
 from torchpact_recipes.training.run_files import RunFiles
-from torchpact_recipes.training.sequence_config import RunConfig
 
 # how often a run looks at itself, and with how many bits it computes, do not make it another run
 _UNIMPORTANT = {

@@ -6,7 +6,6 @@ from typing import Any, Protocol, TypeVar
 
 from torchpact.models import ResNetConfig
 from torchpact_recipes.training import TrainConfig, preset
-from torchpact_recipes.training.sequence_config import RunConfig
 
 
 @dataclass(frozen=True)
@@ -54,6 +53,28 @@ SCALES = {
     "paper": Scale("paper", "paper", seeds=1),
 }
 """Seconds on a CPU, to see that all of it works; 16,000 iterations; the paper's 100,000."""
+
+
+class RunConfig(Protocol):
+    """A configuration as experiments need it; each kind of run has its own."""
+
+    @property
+    def method(self) -> str: ...  # noqa: D102 (as in TrainConfig)
+    @property
+    def modes(self) -> tuple[str, ...]: ...  # noqa: D102
+    @property
+    def seed(self) -> int: ...  # noqa: D102
+    @property
+    def iterations(self) -> int: ...  # noqa: D102
+    @property
+    def validate_every(self) -> int: ...  # noqa: D102
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values, such as JSON holds."""
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> "RunConfig":
+        """Build a configuration from what :meth:`to_dict` gave."""
 
 
 class AnyRun(Protocol):

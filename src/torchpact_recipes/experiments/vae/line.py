@@ -67,11 +67,15 @@ class Objective:
             with torch.enable_grad():  # so that all steps run, and the cost is that of training
                 bound = torch.func.functional_call(self.net, moved, (self.x, self.noise), {"mode": mode})
             objective = bound.elbo - self.tau * bound.ponder.cost.flatten()
-            parts = []
-            for value in (objective, bound.elbo):
-                primal, tangent = forward_ad.unpack_dual(value)
-                parts += [primal.clone(), torch.zeros_like(primal) if tangent is None else tangent.clone()]
-        return Values(*parts, bound.ponder.steps.flatten())
+            value, slope = _parts(objective)
+            elbo, elbo_slope = _parts(bound.elbo)
+        return Values(value, slope, elbo, elbo_slope, bound.ponder.steps.flatten())
+
+
+def _parts(value: Tensor) -> tuple[Tensor, Tensor]:
+    """Return a value and its derivative."""
+    primal, tangent = forward_ad.unpack_dual(value)
+    return primal.clone(), torch.zeros_like(primal) if tangent is None else tangent.clone()
 
 
 def random_line(net: DrawingVAE, part: str, seed: int) -> Line:
