@@ -18,9 +18,8 @@ from torch.nn import functional as F
 
 import torchpact as tp
 from torchpact_recipes import zoo
-from torchpact_recipes.data import standardize
+from torchpact_recipes.data import Images, load_cifar10, standardize
 from torchpact_recipes.data.augment import augment
-from torchpact_recipes.data import Images, load_cifar10
 
 Net = TypeVar("Net", bound=nn.Module)
 NETWORK = "resnet32-plain"
