@@ -239,12 +239,13 @@ def whole(net: nn.Module, case: Case, batch: dict[str, Any], arguments: Any) -> 
             {"active": share, "theory": round(theory, 2), "engine": engine, "adapt_s": adapting}
             | {"deploy_s": deploying, "difference": f"{difference:.1e}"}
         )
-    times, disturbed = measured(ways | ours, arguments)
+    times, disturbed = measured(ways | ours, arguments, arguments.seconds)
     made = None
     if case.exports and arguments.onnx:
         made = quietly(onnx_way, _Positional(copy.deepcopy(net), batch).eval(), first, dtype)
     if made is not None:
-        times |= interleaved({"onnxruntime": made}, seconds=arguments.seconds / 4)
+        alone, others = measured({"onnxruntime": made}, arguments, arguments.seconds / 4)
+        times, disturbed = times | alone, disturbed or others
     return filled(rows, times, disturbed)
 
 
@@ -302,17 +303,17 @@ def decoding(net: Any, case: Case, batch: dict[str, Any], arguments: Any) -> lis
             | {"engine": fast.report.measurements[0].engine, "adapt_s": adapting, "deploy_s": deploying}
             | {"difference": f"{difference:.1e}"}
         )
-    return filled(rows, *measured(ways | ours, arguments))
+    return filled(rows, *measured(ways | ours, arguments, arguments.seconds))
 
 
-def measured(ways: dict[str, Way], arguments: Any) -> tuple[dict[str, float], bool]:
+def measured(ways: dict[str, Way], arguments: Any, seconds: float) -> tuple[dict[str, float], bool]:
     """Return the seconds of all ways, in turns, and whether other programs were in the way."""
     times: dict[str, float] = {}
     disturbed = True
     for _ in range(arguments.attempts):
         wait_until_quiet()
         contention = CpuContention()
-        times = interleaved(ways, seconds=arguments.seconds)
+        times = interleaved(ways, seconds=seconds)
         disturbed = contention.is_high()
         if not disturbed:
             break
