@@ -3,6 +3,7 @@
 import random
 import warnings
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any
 from unittest import mock
 
@@ -11,6 +12,10 @@ from torch import Tensor, nn
 
 import torchpact as tp
 from tests.engines.networks import lively, relative
+from torchpact.engines.attention import native as attention
+from torchpact.engines.base import Unsupported
+from torchpact.engines.conv.native import engine as conv
+from torchpact.engines.recurrent import native as recurrent
 from torchpact.nn.conv_units import join_patches
 
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 3e-2}
@@ -149,3 +154,11 @@ def _apart(one: Tensor, two: Tensor) -> float:
     if one.shape != two.shape or one.dtype != two.dtype:
         raise Wrong(f"expected {tuple(two.shape)} {two.dtype}, got {tuple(one.shape)} {one.dtype}")
     return float(relative(join_patches(one), join_patches(two)) if one.dim() == 4 else relative(one, two))
+
+
+def share_work(threads: int, busy: bool) -> None:
+    """Have kernels use so many threads from now on, as on a machine whose cores are busy or not."""
+    torch.set_num_threads(threads)
+    for kernel in (conv, attention, recurrent):
+        with suppress(Unsupported):
+            kernel.library().torchpact_pretend(threads, int(busy))

@@ -50,6 +50,7 @@ def main() -> int:
                 wrong.append(f"{name}, seed {seed}: {type(error).__name__}: {error!s:.500}")
                 outcomes[name, "WRONG"] += 1
     for number in range(given.deployments):
+        deployments.share_work(1 + number % 3, busy=number % 2 == 1)
         seed = FIXED + number if number < given.deployments // 2 else given.seed + number
         try:
             outcomes["deployed", deployments.case(random.Random(seed))] += 1

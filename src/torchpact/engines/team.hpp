@@ -137,10 +137,9 @@ class Board {
     // Do `work(part, member)` for all parts, a part for each member.
     template <typename Work>
     void share(int members, Nanoseconds spin, const Work& work) {
-        begin(work, members);
+        begin(work, members - 1);  // without the leader's own
         offer(members, ((uint64_t{1} << members) - 1) & ~uint64_t{1});
         work(0, 0);
-        done();
         while (take(0)) {}
         finish(spin);
     }
@@ -188,12 +187,13 @@ class Board {
     // them, or a bit for each part, are not taken. A late thread takes what is offered then.
     static constexpr int FIELD = MOST_MEMBERS;
     static constexpr uint64_t COUNTS = uint64_t{1} << FIELD;
+    // All that changes with a stage is in one line of the cache, which has to travel between cores.
     alignas(64) std::atomic<uint64_t> offers{0};
-    alignas(64) std::atomic<long> left{0};  // that are not done
-    std::atomic<bool> leader_sleeps{false};
-    alignas(64) void (*call)(const void*, long, int) = nullptr;
+    std::atomic<long> left{0};  // that are not done
+    void (*call)(const void*, long, int) = nullptr;
     const void* context = nullptr;
-    alignas(64) std::atomic<int> sleepers{0};
+    alignas(64) std::atomic<bool> leader_sleeps{false};
+    std::atomic<int> sleepers{0};
     std::atomic<bool> closed{false};
     std::mutex lock;
     std::condition_variable come, ready;
@@ -223,7 +223,6 @@ class Board {
         while (is_for(word, member)) {
             const uint64_t rest = rest_of(word), own = uint64_t{1} << member;
             const uint64_t taken = word & COUNTS ? 1 : rest & own ? own : rest & -rest;
-            __builtin_prefetch(&call);
             if (!offers.compare_exchange_weak(word, word - taken, std::memory_order_acq_rel)) continue;
             call(context, word & COUNTS ? long(rest) - 1 : __builtin_ctzll(taken), member);
             done();
