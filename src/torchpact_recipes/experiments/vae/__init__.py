@@ -25,6 +25,7 @@ Protocol, written before the test set was opened:
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from torchpact_recipes.experiments.archive import Archive
 from torchpact_recipes.experiments.runs import AnyRun, Scale
@@ -35,13 +36,13 @@ from torchpact_recipes.experiments.vae.training import MODES, VaeConfig, VaeRun,
 
 MAX_STEPS = 8
 TAUS = (0.3, 0.6, 1.2)
-SMOKE = {"iterations": 2, "batch": 4, "latents": 2, "width": 4, "encoder": 4, "validation": 4}
+SMOKE: dict[str, Any] = {"iterations": 2, "batch": 4, "latents": 2, "width": 4, "encoder": 4, "validation": 4}
 
 
 def runs(scale: Scale, seeds: list[int]) -> list[VaeRun]:
     """All fixed numbers of steps, and both methods at all prices."""
     small = scale.name == "smoke"
-    sizes = SMOKE if small else {}
+    sizes: dict[str, Any] = SMOKE if small else {}
     steps, taus = (2, TAUS[:1]) if small else (MAX_STEPS, TAUS)
     found = []
     for seed in seeds:
