@@ -67,15 +67,9 @@ class Objective:
             with torch.enable_grad():  # so that all steps run, and the cost is that of training
                 bound = torch.func.functional_call(self.net, moved, (self.x, self.noise), {"mode": mode})
             objective = bound.elbo - self.tau * bound.ponder.cost.flatten()
-            value, slope = _parts(objective)
-            elbo, elbo_slope = _parts(bound.elbo)
+            value, slope = _with_tangent(objective)
+            elbo, elbo_slope = _with_tangent(bound.elbo)
         return Values(value, slope, elbo, elbo_slope, bound.ponder.steps.flatten())
-
-
-def _parts(value: Tensor) -> tuple[Tensor, Tensor]:
-    """Return a value and its derivative."""
-    primal, tangent = forward_ad.unpack_dual(value)
-    return primal.clone(), torch.zeros_like(primal) if tangent is None else tangent.clone()
 
 
 def random_line(net: DrawingVAE, part: str, seed: int) -> Line:
@@ -174,6 +168,12 @@ def jumps(objective: Objective, line: Line, places: list[float]) -> list[Jump]:
             )
         )
     return found
+
+
+def _with_tangent(dual: Tensor) -> tuple[Tensor, Tensor]:
+    """Return a value and its derivative, which outlive the level that they are of."""
+    primal, tangent = forward_ad.unpack_dual(dual)
+    return primal.clone(), torch.zeros_like(primal) if tangent is None else tangent.clone()
 
 
 def _generator(seed: int) -> torch.Generator:
