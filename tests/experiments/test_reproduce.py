@@ -9,7 +9,7 @@ from torchpact_recipes.commands import reproduce as command
 
 FIGURES = (
     "fig2", "fig3", "fig4", "fig4-variance", "fig5", "fig5-extended", "fig5-resnet110",
-    "fig6", "fig6-extended",
+    "fig6", "fig6-extended", "vae",
 )  # fmt: skip
 
 

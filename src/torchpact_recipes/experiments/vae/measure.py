@@ -107,7 +107,7 @@ def measure_lines(
             "run": run.name,
             "tau": run.config.tau,
             "images": len(x),
-            "one": _one_image(objective, random_line(net, "", 0), 4 * points),
+            "one": _one_image(objective, random_line(net, "", 0), 4 * points + 1),
             "halting": _along(objective, halting_line(net), 3.0, points),
             "changes": [
                 change_over(objective, random_line(net, part, seed), HALF).__dict__
