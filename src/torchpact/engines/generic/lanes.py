@@ -186,6 +186,8 @@ class Lanes:
             if self._compiled is None or self.width is None or loop.remaining is None:
                 self.u, self.loop, closed = advanced(self.block, self.u, self.rest, loop)
             else:
+                if loop.gate is loop.remaining:  # one tensor or two would be two graphs
+                    loop = loop._replace(gate=loop.remaining.clone())
                 given = (loop.rules, loop.frozen, _values_of(loop))
                 self.u, values, closed = self._compiled(self.block, self.u, self.rest, *given)
                 if closed.is_cuda:  # in a CUDA graph, which will write there again
