@@ -17,6 +17,7 @@ from torchpact_recipes.commands.diagnose import (
     NAMES,
     batches_for,
     from_folder,
+    import_transformers,
     is_image_network,
     pixels_of,
 )
@@ -116,13 +117,7 @@ def _task(folder: str, data: Path, limit: int, length: int, batch: int) -> _Task
 
 
 def _image_network(folder: Path) -> Any:
-    try:
-        import transformers
-    except ImportError:
-        raise ValueError(
-            "expected the package transformers to be installed, for folders of its networks"
-        ) from None
-    transformers.utils.logging.disable_progress_bar()
+    transformers = import_transformers()
     try:
         config = transformers.AutoConfig.from_pretrained(folder)
         kind = getattr(transformers, (config.architectures or ["AutoModel"])[0], transformers.AutoModel)

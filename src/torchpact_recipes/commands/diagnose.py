@@ -147,6 +147,23 @@ def batches_for(
     return batches
 
 
+def import_transformers() -> Any:
+    """Return the package transformers, without its progress bars.
+
+    Raises:
+        ValueError: It is not installed.
+
+    """
+    try:
+        import transformers
+    except ImportError:
+        raise ValueError(
+            "expected the package transformers to be installed, for folders of its networks"
+        ) from None
+    transformers.utils.logging.disable_progress_bar()
+    return transformers
+
+
 def from_folder(folder: Path) -> tuple[Any, Any]:
     """Return a network of Hugging Face, or an adapted one, and its tokenizer.
 
@@ -162,13 +179,7 @@ def from_folder(folder: Path) -> tuple[Any, Any]:
         raise DataError(
             f"{folder}: expected a folder, {', '.join(NAMES)}, or a name of the zoo; got none of them"
         )
-    try:
-        import transformers
-    except ImportError:
-        raise ValueError(
-            "expected the package transformers to be installed, for folders of its networks"
-        ) from None
-    transformers.utils.logging.disable_progress_bar()
+    transformers = import_transformers()
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
         if (folder / "torchpact.json").is_file():
