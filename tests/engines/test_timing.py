@@ -46,5 +46,25 @@ def test_slow_calls_are_not_repeated_beyond_a_limit():
     timing.interleaved({"slow": slow}, seconds=0.0, least=3)
     assert len(calls) == 4  # one to warm up
     calls.clear()
-    timing.interleaved({"slow": slow}, seconds=9.0, limit=0.01)
-    assert len(calls) == 2
+    timing.interleaved({"slow": slow}, seconds=9.0, limit=0.05)
+    assert 3 <= len(calls) <= 5  # one to warm up, and none is begun after 0.05 seconds
+
+
+def test_a_first_call_of_more_than_half_of_the_limit_is_the_only_one():
+    calls: list[str] = []
+
+    def slow():
+        calls.append("slow")
+        time.sleep(0.06)
+
+    times = timing.interleaved({"slow": slow, "fast": lambda: calls.append("fast")}, seconds=0.0, limit=0.1)
+    assert calls == ["slow", *["fast"] * 4]  # one to warm up, and three rounds
+    assert times["slow"] >= 0.06 > times["fast"]
+
+
+def test_first_calls_that_were_made_before_are_not_made_again():
+    calls: list[str] = []
+    each = {"a": lambda: calls.append("a"), "b": lambda: calls.append("b")}
+    times = timing.interleaved(each, seconds=0.0, limit=5.0, first={"a": 4.0, "b": 0.1})
+    assert calls == ["b"] * 3
+    assert times["a"] == 4.0

@@ -28,7 +28,7 @@ from torchpact.engines.report import Measurement, Report, sizes_of
 from torchpact.engines.snapshot import left_as_it_was, snapshot
 from torchpact.engines.timing import CpuContention
 from torchpact.engines.whole import as_copy, as_sequence
-from torchpact.flops.blocks import BlockCost, block_costs
+from torchpact.flops.blocks import BlockCost, Meter
 from torchpact.specs import BlockSpec, block_spec, network_spec
 from torchpact.specs.call_capture import Call, adaptive_parts, captured
 from torchpact.specs.providers import is_changed, is_watched
@@ -119,7 +119,7 @@ def _tune(fast: Deployed, own: nn.Module, names: Sequence[str], asked: bool, giv
         parts = {name: spec.module for name, spec in specs.items()}
         with captured(parts, keep=True) as calls:
             given.call(own)
-        costs, rest = _counted(own, given, specs, notes)
+        costs, rest = _counted(own, given, specs, calls, notes)
         wholes = {} if network is None else built(network, given, names, notes)
         # an engine that runs the network needs not be tried on its blocks
         among = [name for name in names if name not in wholes]
@@ -155,11 +155,16 @@ def _tune(fast: Deployed, own: nn.Module, names: Sequence[str], asked: bool, giv
 
 
 def _counted(
-    own: nn.Module, given: CallArgs, specs: Mapping[str, BlockSpec], notes: Notes
+    own: nn.Module,
+    given: CallArgs,
+    specs: Mapping[str, BlockSpec],
+    calls: Mapping[str, Sequence[Call]],
+    notes: Notes,
 ) -> tuple[dict[str, BlockCost], float]:
     """Count FLOPs; where they cannot be counted, nothing is known of them, and all else goes on."""
     try:
-        return block_costs(own, given)
+        meter = Meter(own, given)
+        return meter.costs_of(calls), meter.rest
     except Exception as error:  # whatever a user's network makes of a run in which nothing halts
         notes[f"FLOPs are not counted: {one_line(error)}"] = None
         unknown = BlockCost(torch.full((1,), torch.nan), torch.nan, torch.nan)

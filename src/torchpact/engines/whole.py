@@ -18,7 +18,7 @@ from torchpact.engines.hooked import PatchedLayers
 from torchpact.engines.patching import PatchedPart, Patches, patch, patched
 from torchpact.engines.reference import BlockRunner, Reference
 from torchpact.engines.sequential import BlockByBlock, Whole
-from torchpact.engines.timing import PATIENCE, interleaved
+from torchpact.engines.timing import PATIENCE, interleaved, timed
 from torchpact.specs import NetworkSpec, has_gated_execution
 
 
@@ -66,7 +66,8 @@ def as_copy(
                 raise
             notes[f"{name}: {one_line(error)}"] = None
     calls = {f"{n} {i}": run for n, way in runs.items() for i, run in enumerate(way.runs)}
-    times = interleaved(calls, limit=PATIENCE)
+    first = {f"{n} {i}": each for n, way in runs.items() for i, each in enumerate(way.seconds)}
+    times = interleaved(calls, limit=PATIENCE, first=first)
     by_layout = {n: [times[f"{n} {i}"] for i in range(len(way.runs))] for n, way in runs.items()}
     seconds = {name: min(each) for name, each in by_layout.items()}
     among = [name for name in ("blocks", "dense") if name in seconds]
@@ -99,25 +100,26 @@ class _Rebuilt:
     def __init__(self, net: nn.Module, given: CallArgs, patches: Patches) -> None:
         self.net, self.patches = net, patches
         self.layouts = [given]
-        self._fit(given)
+        self.seconds = [self._fit(given)]
+        """Of the first call in each layout."""
         last = given.map(channels_last)
         if any(x is not y for x, y in zip(last.values, given.values, strict=True)):
             with suppress(RuntimeError):  # not all code can view it in another shape
-                self._run(last)
+                self.seconds.append(timed(partial(self._run, last)))
                 self.layouts.append(last)
 
     def _run(self, given: CallArgs) -> None:
         with patched(self.patches):
             given.call(self.net)
 
-    def _fit(self, given: CallArgs) -> None:
+    def _fit(self, given: CallArgs) -> float:
         """Maps that engines make are channels last: where that does not do, they are copied."""
         try:
-            self._run(given)
+            return timed(partial(self._run, given))
         except RuntimeError:
             for each in self.patches.values():
                 each.contiguous = True
-            self._run(given)
+            return timed(partial(self._run, given))
 
     @property
     def runs(self) -> list[Callable[[], None]]:
