@@ -13,8 +13,11 @@ from torchpact.adapt.network import inner_network
 from torchpact.budget.budget import Budget
 from torchpact.budget.calibration import calibrate
 from torchpact.budget.discrepancy import DistillLoss
+from torchpact.budget.distillation import Distillation
 from torchpact.budget.progress import Report, reporter
-from torchpact.budget.stages import Distillation, DistillConfig, train_exits, train_heads
+from torchpact.budget.stages import DistillConfig
+from torchpact.budget.train_exits import train_exits
+from torchpact.budget.train_heads import train_heads
 from torchpact.core.halting_module import halting_modules
 from torchpact.core.layer_run import Per
 from torchpact.core.overrides import use_thresholds

@@ -11,8 +11,10 @@ from torchpact.adapt import adapt, unadapt
 from torchpact.adapt.find import find_runs
 from torchpact.adapt.network import inner_network
 from torchpact.budget.discrepancy import DistillLoss
+from torchpact.budget.distillation import Distillation
 from torchpact.budget.progress import Report, reporter
-from torchpact.budget.stages import Distillation, DistillConfig, train_exits
+from torchpact.budget.stages import DistillConfig
+from torchpact.budget.train_exits import train_exits
 from torchpact.checks import check_count
 
 

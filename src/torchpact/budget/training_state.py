@@ -81,3 +81,25 @@ def load_optimizer(optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tenso
         index, _, name = key.partition(".")
         state.setdefault(int(index), {})[name] = x
     optimizer.load_state_dict({**optimizer.state_dict(), "state": state})
+
+
+def prefixed(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return tensors by longer names.
+
+    Args:
+        prefix: What their names begin with then.
+        tensors: By name.
+
+    """
+    return {f"{prefix}.{name}": x for name, x in tensors.items()}
+
+
+def part(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    """Return the tensors whose names begin with a prefix, by the rest of their names.
+
+    Args:
+        tensors: By name.
+        prefix: The prefix.
+
+    """
+    return {name[len(prefix) + 1 :]: x for name, x in tensors.items() if name.startswith(f"{prefix}.")}
