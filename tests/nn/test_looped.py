@@ -245,3 +245,72 @@ def test_positions_that_weigh_nothing_do_not_matter(problem, objective):
 def test_what_makes_no_network_is_refused(make, error, message):
     with pytest.raises(error, match=message):
         make()
+
+
+def logits_of(net, x, steps=4):
+    """The halting logits and the states of a run in which nothing halts."""
+    _, ponder = net.eval()(x, thresholds=tp.Thresholds("never"), exits=True, max_steps=steps)
+    return ponder.exits.logits[:-1], ponder.exits.states
+
+
+@pytest.mark.parametrize("pair", [False, True])
+@pytest.mark.parametrize("length", [6, 9])  # as many positions as features, or other numbers
+def test_confidence_reads_classes_along_the_channels_of_a_sequence(pair, length):
+    readout = nn.Conv1d(6, 3, 1)
+    for per in ("example", None):
+        sure = tp.criteria.Confidence(readout, per=per)
+        x = torch.randn(5, 6, length)
+        logits, states = logits_of(looped(readout=readout, halting=sure, pair=pair), x)
+        for found, state in zip(logits, states[:-1], strict=True):
+            p = readout(state[-1] if pair else state).softmax(1).amax(1)  # (batch, length)
+            expected = p.mean(1).view(5, 1, 1) if per else p.unsqueeze(1)
+            assert found.shape == expected.shape
+            assert torch.allclose(found.sigmoid(), expected, atol=1e-5)
+
+
+def test_confidence_reads_tokens_and_maps_as_they_are():
+    for readout, update, x in (
+        (nn.Linear(8, 3), tp.nn.AttentionUpdate(8), torch.randn(5, 7, 8)),
+        (nn.Conv2d(8, 3, 1), tp.nn.ConvUpdate(8, dims=2), torch.randn(5, 8, 1, 4)),
+    ):
+        sure = tp.criteria.Confidence(readout, per="example")
+        logits, states = logits_of(looped(update, readout, halting=sure), x)
+        p = readout(states[0]).softmax(1 if x.dim() == 4 else -1).amax(1 if x.dim() == 4 else -1)
+        assert torch.allclose(logits[0].flatten().sigmoid(), p.flatten(1).mean(1), atol=1e-5)
+
+
+def test_unchanged_counts_steps_in_which_all_predictions_of_a_sequence_stay():
+    readout = nn.Conv1d(6, 3, 1)
+    same = tp.criteria.Unchanged(readout, per="example")
+    logits, states = logits_of(looped(readout=readout, halting=same), torch.randn(40, 6, 6), steps=8)
+    said = torch.stack([readout(u).argmax(1) for u in states])
+    count = torch.zeros(40)
+    for index in range(7):
+        if index:
+            count = torch.where((said[index] == said[index - 1]).all(1), count + 1, 0.0)
+        assert torch.equal(logits[index].flatten(), count - 0.5)
+    assert 0 < (logits[-1] > 0).float().mean() < 1
+
+
+def test_learned_criteria_and_changes_of_the_state_see_channels_as_features():
+    x = torch.randn(5, 6, 9)
+    linear = tp.criteria.Linear(6, bias=0.0)
+    nn.init.normal_(linear.function.weight)
+    logits, states = logits_of(looped(halting=linear), x)
+    assert torch.allclose(logits[0], torch.einsum("bcl,c->bl", states[0], linear.function.weight[0])[:, None])
+    logits, states = logits_of(looped(halting=tp.criteria.LatentChange(per="example")), x)
+    moved = (states[1] - states[0]).flatten(1).norm(dim=1) / states[0].flatten(1).norm(dim=1)
+    assert torch.allclose(logits[1].flatten(), -moved.log(), atol=1e-4)
+
+
+def test_a_stream_halts_by_criteria_where_the_network_does():
+    readout = nn.Conv1d(6, 2, 1)
+    net = looped(readout=readout, halting=tp.criteria.Confidence(readout, per="example"), max_steps=9).eval()
+    x = torch.randn(20, 6, 6)
+    thresholds = tp.Thresholds(float(logits_of(net, x, 9)[0].median()))
+    output, ponder = net(x, thresholds=thresholds)
+    results = [*tp.stream(net, x, width=4, thresholds=thresholds)]
+    steps = torch.stack([each.steps.flatten() for _, each in results]).flatten()
+    assert torch.equal(steps, ponder.steps.flatten())
+    assert len(steps.unique()) > 1
+    assert torch.allclose(torch.stack([each for each, _ in results]), output, atol=1e-5)

@@ -9,7 +9,9 @@ from torch.nn.functional import gelu
 
 from torchpact.checks import check_choice, check_count
 from torchpact.core import state
+from torchpact.core.criterion import Criterion, Exit, Memory, asked
 from torchpact.core.state import State
+from torchpact.nn.criteria.base import ReadoutCriterion
 from torchpact.nn.transformer import TransformerUnit
 
 
@@ -172,3 +174,35 @@ class LoopHead(nn.Module):
         seen = torch.cat([flat.mean(1), flat.amax(1), flat.amin(1)], 1)
         found: Tensor = self.linear(seen)
         return found.view(state.per_example(last))
+
+
+class LoopCriterion(Criterion):
+    """A criterion in a looped network: it sees the state that is read out, in a layout that criteria know.
+
+    Of a pair of states that is the second. A sequence with its features along dimension 1, (batch, width,
+    length), is shown as a map of one row, (batch, width, 1, length), and given to read-outs as it is.
+
+    Args:
+        criterion: The criterion.
+        along: The dimension of the features.
+
+    """
+
+    def __init__(self, criterion: Criterion, along: int) -> None:
+        super().__init__()
+        self.criterion, self.along = criterion, along
+        self.learned, self.needs_context = criterion.learned, criterion.needs_context
+        self.readouts = [each for each in criterion.modules() if isinstance(each, ReadoutCriterion)]
+
+    def forward(self, exit: Exit) -> tuple[Tensor, Memory]:
+        """Return the logits, with as many dimensions as the state, and the memory."""
+        u, before = (state.parts(each)[-1] for each in (exit.state, exit.before))
+        one_row = self.along == 1 and u.dim() == 3
+        for each in self.readouts:
+            each.one_row = one_row
+        if not one_row:
+            return asked(self.criterion, exit._replace(state=u, before=before))
+        weights = None if exit.weights is None else exit.weights.unsqueeze(2)
+        shown = exit._replace(state=u.unsqueeze(2), before=before.unsqueeze(2), weights=weights)
+        logits, memory = asked(self.criterion, shown)
+        return logits.squeeze(2), memory

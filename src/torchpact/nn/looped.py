@@ -10,11 +10,12 @@ from torchpact.checks import check_choice
 from torchpact.core import state
 from torchpact.core.block import AdaptiveBlock
 from torchpact.core.callables import as_module
+from torchpact.core.criterion import Criterion
 from torchpact.core.modes import Mode, as_mode
 from torchpact.core.ponder import Ponder
 from torchpact.core.state import State
 from torchpact.core.thresholds import Thresholds
-from torchpact.nn.loop_updates import LoopHead, LoopStep
+from torchpact.nn.loop_updates import LoopCriterion, LoopHead, LoopStep
 
 
 class Looped(nn.Module):
@@ -30,7 +31,9 @@ class Looped(nn.Module):
             ``features``, the dimension that they are along.
         readout: The state, or the second of a pair, → the output.
         max_steps: L in training, and by default; a call may take more or fewer.
-        halting: The head; by default one that is linear in features, see ``per``. Criteria may stand here.
+        halting: The head; by default one that is linear in features, see ``per``. Of a criterion ``per`` is
+            its own; its read-out is given what ``readout`` is given, with the classes along the dimension of
+            the features.
         per: Whether each "example" or each "position" decides when to halt.
         bias: The halting logit to begin with, of the default head.
         pair: Whether the state is a pair (z, y), as in tiny recursive models.
@@ -88,6 +91,8 @@ class Looped(nn.Module):
             raise TypeError("expected an update with whole numbers `width` and `features`, got one without")
         step = LoopStep(update, pair, inner, outer, detach, freeze)
         head = LoopHead(width, along, per, bias) if halting is None else halting
+        if isinstance(head, Criterion) and not isinstance(head, LoopCriterion):
+            head = LoopCriterion(head, along)
         self.block = AdaptiveBlock(step, head, max_steps=max_steps, name=name)
         self.block.mode = None if mode is None else as_mode(mode)  # type: ignore[assignment]
 

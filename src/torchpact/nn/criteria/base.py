@@ -88,6 +88,9 @@ class ReadoutCriterion(StateCriterion):
 
     """
 
+    one_row: bool = False
+    """Whether states are maps of one row that read-outs take as (batch, channels, length): see ``Looped``."""
+
     def __init__(
         self,
         readout: Readout,
@@ -131,7 +134,8 @@ class ReadoutCriterion(StateCriterion):
                 u = u[:, 0]
             elif self.pool == "mean":
                 u = pooled(u, exit)
-            found: Tensor = self.readout(u)
+            found: Tensor = self.readout(u.squeeze(2) if self.one_row and u.dim() == 4 else u)
+        found = found.unsqueeze(2) if self.one_row and found.dim() == 3 else found
         found = found.to(torch.promote_types(found.dtype, torch.float32))
         found = found.movedim(1, -1) if found.dim() == 4 else found
         return torch.cat([torch.zeros_like(found), found], -1) if found.size(-1) == 1 else found
