@@ -125,6 +125,14 @@ def test_networks_of_two_runs_of_layers_meet_their_budgets_with_tokens():
     assert scores == sorted(scores)
 
 
+def test_a_network_with_plain_blocks_beside_the_adaptive_one_meets_its_budget():
+    torch.manual_seed(0)
+    net = tp.adapt(tp.models.resnet32(), per="example", where=["blocks.1.steps"]).eval()
+    batches = [torch.randn(3, 3, 16, 16) for _ in range(2)]
+    thresholds = tp.calibrate(net, batches, 0.9)
+    assert 0.7 < share(net, batches, thresholds) <= 0.9 * (1 + 1e-9)
+
+
 def test_moving_single_heads_does_not_make_it_worse():
     """Only the last head of the first run matters: the second run of layers does nothing."""
     ada = with_random_heads(Tokens(), std=1.0)

@@ -1,5 +1,6 @@
 """Distillation to a budget: exits, heads, calibration; what it keeps, what it refuses, what it resumes."""
 
+import itertools
 import math
 
 import pytest
@@ -8,7 +9,7 @@ from torch import nn
 
 import torchpact as tp
 from tests.budget.networks import Classifier, Tokens
-from torchpact.budget.exit_outputs import exit_outputs
+from torchpact.budget.exit_outputs import exit_run
 from torchpact.core.call_args import call_args
 from torchpact.core.halting_module import halting_modules
 
@@ -74,19 +75,19 @@ def test_outputs_of_exits_are_those_of_runs_that_are_pinned_there(name):
     (batch,) = batches(name, 1)
     (run,) = halting_modules(net)
     with torch.no_grad():
-        found = exit_outputs(net, call_args(batch), [{run: step} for step in (1, 2, 3)])
-        for step, output in zip((1, 2, 3), found.outputs, strict=True):
+        found = exit_run(net, call_args(batch))
+        for step in (1, 2, 3):
             with tp.use_mode(net, "thresholded"), tp.use_thresholds(net, tp.exit_thresholds(net, step)):
                 expected = net(**batch)
-            torch.testing.assert_close(output[0], expected[0], rtol=0, atol=1e-6)
+            torch.testing.assert_close(found.output_at({run: step})[0], expected[0], rtol=0, atol=1e-6)
     with torch.no_grad(), tp.use_thresholds(net, tp.Thresholds("never")):  # and nothing is left in it
-        torch.testing.assert_close(net(**batch)[0], found.outputs[-1][0], rtol=0, atol=0)
+        torch.testing.assert_close(net(**batch)[0], found.output[0], rtol=0, atol=0)
 
 
 def test_outputs_of_exits_have_the_gradients_of_runs_that_are_pinned_there():
     net = tp.adapt(encoder())
     (x,) = states(1)
-    (output,) = exit_outputs(net, call_args(x), [{"layers": 2}]).outputs
+    output = exit_run(net, call_args(x)).output_at({"layers": 2})
     output.square().sum().backward()
     first = net.layers[0].linear1.weight.grad.clone()
     assert net.layers[2].linear1.weight.grad is None
@@ -99,13 +100,22 @@ def test_outputs_of_exits_have_the_gradients_of_runs_that_are_pinned_there():
 def test_outputs_of_exits_of_several_blocks_are_those_of_pinned_runs():
     net = tp.adapt(Tokens())
     (x,) = states(1)
+    seen = []
     with torch.no_grad():
-        (output,) = exit_outputs(net, call_args(x), [{"first.layers": 2, "second.layers": 1}]).outputs
-        u = x
-        for layer in [*net.first.layers[:2], net.second.layers[0]]:
-            with tp.use_mode(net, "thresholded"):
+        run = exit_run(net, call_args(x))
+        for name in ("first", "second"):
+            net.get_submodule(name).layers[0].linear1.register_forward_hook(
+                lambda *_, name=name: seen.append(name)
+            )
+        for one, other in itertools.product((1, 2, 3), repeat=2):
+            seen.clear()
+            output = run.output_at({"first.layers": one, "second.layers": other})
+            # what comes before the first early exit does not run again
+            assert seen == (["second"] if one < 3 else [])
+            u = x
+            for layer in [*net.first.layers[:one], *net.second.layers[:other]]:
                 u = layer(u)
-        torch.testing.assert_close(output, net.last(u))
+            torch.testing.assert_close(output, net.last(u))
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -225,19 +235,19 @@ def test_outputs_among_halted_tokens_are_those_of_a_run_with_these_decisions():
     (run,) = halting_modules(net)
     with torch.no_grad():
         torch.manual_seed(5)
-        found = exit_outputs(net, call_args(batch), [{run: step} for step in (1, 2, 3)], (0.3, 0.3, 0.4))
+        found = exit_run(net, call_args(batch), (0.3, 0.3, 0.4))
         with tp.use_heads(net, tp.criteria.RandomExit((0.3, 0.3, 0.4))), tp.use_mode(net, "discrete"):
             torch.manual_seed(5)
             with tp.collect(net, exits=True) as ponders:
                 expected = net(**batch).logits
         kept = ponders[0].exits
         assert kept is not None
-        for step, output in zip((1, 2), found.outputs, strict=False):
+        for step in (1, 2):
             by_hand = net.lm_head(net.model.norm(kept.states[step - 1]))
-            torch.testing.assert_close(output.logits, by_hand, rtol=0, atol=1e-6)
+            torch.testing.assert_close(found.output_at({run: step}).logits, by_hand, rtol=0, atol=1e-6)
     assert torch.equal(found.ponders[0].steps, ponders[0].steps)
     assert len(ponders[0].steps.unique()) == 3
-    torch.testing.assert_close(found.outputs[-1].logits, expected, rtol=0, atol=0)
+    torch.testing.assert_close(found.output.logits, expected, rtol=0, atol=0)
 
 
 def test_exits_of_share_0_are_not_trained():

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from torchpact.budget.exit_losses import tail_flops
-from torchpact.budget.exit_outputs import exit_outputs
+from torchpact.budget.exit_outputs import exit_run
 from torchpact.budget.frontier import loss_at, oracle
 from torchpact.budget.heldout import HeldOut
 from torchpact.budget.scores import Score, main_tensor
@@ -134,8 +134,9 @@ def _exits(
     sure, same = [], []
     with evaluating(held.net):
         for given, size in zip(held.given, held.sizes, strict=True):
-            exits = [{name: step} for step in range(1, block.max_steps + 1)]
-            outputs = [main_tensor(output) for output in exit_outputs(held.net, given, exits).outputs]
+            run = exit_run(held.net, given)
+            steps = range(1, block.max_steps + 1)
+            outputs = [main_tensor(run.output_at({name: step})) for step in steps]
             if not (outputs[0][1] if logits is None else logits):
                 break
             classes = torch.stack([output.float() for output, _ in outputs])

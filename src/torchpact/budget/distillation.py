@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torchpact.budget import training_state
 from torchpact.budget.budget import Budget
 from torchpact.budget.discrepancy import DistillLoss, Losses, losses_of
-from torchpact.budget.exit_outputs import Exit, exit_outputs
+from torchpact.budget.exit_outputs import Exit, exit_run
 from torchpact.budget.progress import Report
 from torchpact.budget.stages import DistillConfig
 from torchpact.core.call_args import CallArgs, call_args, first_tensor, tensors_in
@@ -138,9 +138,9 @@ class Distillation:
 
     def losses(self, item: Item, exits: list[Exit]) -> tuple[list[Losses], Any]:
         """Return the losses at some exits, and the ponders of the run in which nothing halts."""
-        found = exit_outputs(self.ada, item.given, exits)
-        self._real[item.number] = found.real
-        return [self.loss_of(output, item) for output in found.outputs], found.ponders
+        run = exit_run(self.ada, item.given)
+        self._real[item.number] = run.real
+        return [self.loss_of(run.output_at(exit), item) for exit in exits], run.ponders
 
     def losses_among_halted(self, item: Item, exits: list[Exit]) -> list[Losses]:
         """Return the losses at some exits, of positions that get there while others halt at random.
@@ -150,13 +150,13 @@ class Distillation:
         shares = self.config.exit_shares or (1 / self.most,) * self.most
         if len(self.blocks) > 1 or not self.by_position:
             return self.losses(item, exits)[0]
-        found = exit_outputs(self.ada, item.given, exits, shares)
-        self._real[item.number] = found.real
+        run = exit_run(self.ada, item.given, shares)
+        self._real[item.number] = run.real
         (name,) = self.blocks
-        steps = found.ponders[0].steps.flatten(1)
+        steps = run.ponders[0].steps.flatten(1)
         each = []
-        for exit, output in zip(exits, found.outputs, strict=True):
-            own = self.loss_of(output, item)
+        for exit in exits:
+            own = self.loss_of(run.output_at(exit), item)
             there = (steps >= exit[name])[:, : own.values.size(1)]
             each.append(own._replace(weights=own.weights * there))
         return each

@@ -1,26 +1,26 @@
 """What every exit of every block gives: costs, losses raw and through read-outs, confidences, states."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from torchpact.budget.exit_outputs import Exit, exit_run
 from torchpact.budget.exit_states import ExitStates, replaced
 from torchpact.budget.heldout import HeldOut
-from torchpact.budget.unit_losses import Item, Loss, UnitLosses
+from torchpact.budget.unit_losses import Loss, UnitLosses, Units, joined
 from torchpact.core.call_args import CallArgs
 from torchpact.core.callables import uncompiled
-from torchpact.core.collect import collect
 from torchpact.core.halting_module import HaltingModule, halting_modules
 from torchpact.core.layer_run import LayerRun
 from torchpact.core.modes import Thresholded
 from torchpact.core.overrides import use_mode, use_thresholds
-from torchpact.core.ponder import Ponder
 from torchpact.core.thresholds import Thresholds
 from torchpact.flops.count import evaluating
-from torchpact.specs.call_capture import Call, batch_size, captured
+from torchpact.specs.call_capture import batch_size
 
 
 @dataclass
@@ -57,55 +57,71 @@ class BlockExits:
 
 
 class _Half:
-    """Half of the batches."""
+    """Half of the batches, and what exits give there; to be run in evaluation, thresholded.
 
-    def __init__(
-        self, net: nn.Module, batches: list[Any], loss: Loss | None, logits: bool | None, inputs: Any
-    ) -> None:
-        self.losses = UnitLosses(loss, logits)
-        items = [Item(index, batch) for index, batch in enumerate(batches)]
-        take = (lambda item: item.batch) if inputs is None else (lambda item: inputs(item.batch))
-        self.held = self.losses.held = HeldOut(net, items, self.losses, take)
-        self.losses.full = True
-        self.full = self.run(Thresholds("never"))
-        counts = [mask.reshape(len(mask), -1).sum(1) for mask in self.losses.real]
-        self.counts = torch.cat(counts)
-        self.by_position = self.losses.real[0].dim() > 1
+    Args:
+        held: The batches.
+        losses: Of their units.
 
-    def run(self, thresholds: Thresholds) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Return FLOPs of examples, and losses and confidences of units."""
-        outcome = self.held.run(thresholds)
-        return (outcome.costs * self.held.plain, *self.losses.taken())
+    """
 
-    def through(
-        self, block: HaltingModule, weights: Tensor, thresholds: Thresholds
-    ) -> tuple[Tensor, Tensor | None]:
-        """Return losses and confidences of units through a read-out after a block."""
-        net, held = self.held.net, self.held
-        thresholded = use_mode(net, "thresholded"), use_thresholds(net, thresholds)
-        with evaluating(net), thresholded[0], thresholded[1], replaced(block, weights):
-            for given, item in zip(held.given, held.batches, strict=True):
-                self.losses(given.call(net), item)
-        return self.losses.taken()
+    def __init__(self, held: HeldOut, losses: UnitLosses) -> None:
+        self.held, self.losses = held, losses
+        self.states = {name: ExitStates(block.max_steps) for name, block in held.blocks.items()}
+        self.found: dict[str, list[Units]] = {name: [] for name in held.blocks}
+        """Of each batch at all exits, by block."""
+        self.fitted: dict[str, list[Units]] = {name: [] for name in held.blocks}
+        """Through read-outs."""
+        self.flops: dict[str, list[Tensor]] = {name: [] for name in held.blocks}
+        """Of the examples of each batch at all exits, (L, batch)."""
 
-    def pinned(self, name: str, step: int) -> Thresholds:
-        """Return thresholds by which one block halts after a step, and the others never."""
-        bounds = {}
-        for each, block in self.held.blocks.items():
-            heads = block.max_steps - 1
-            early = [*["never"] * (step - 1), *["always"] * (heads - step + 1)][:heads]
-            bounds[each] = early if each == name else ["never"] * heads
-        return Thresholds(bounds)
+    def look(self) -> None:
+        """Run each batch once, and what comes after each exit for it."""
+        for index, given in enumerate(self.held.given):
+            run = exit_run(self.held.net, given)
+            last = self.losses(run.output, index)
+            for ponder in run.ponders:
+                name = ponder.name
+                self.states[name].add(ponder, self.losses.real[index], run.calls[name][0].real)
+                exits = self._early(name)
+                units = [self.losses(run.output_at(exit), index) for exit in exits]
+                self.found[name].append(joined([*units, last], torch.stack))
+                costs = [self.held.costs_at(index, run, exit) for exit in [*exits, {}]]
+                self.flops[name].append(torch.stack(costs) * self.held.plain)
 
-    def states(self) -> Iterator[tuple[int, list[Ponder], dict[str, list[Call]]]]:
-        """Yield the exits of each batch, where nothing halts, and the calls, which know of padding."""
-        net = self.held.net
-        never = Thresholds("never")
-        with evaluating(net), use_mode(net, "thresholded"), use_thresholds(net, never):
-            for index, given in enumerate(self.held.given):
-                with captured(self.held.blocks) as calls, collect(net, exits=True) as ponders:
-                    given.call(net)
-                yield index, ponders, calls
+    def read(self, maps: Mapping[str, list[Tensor] | None]) -> None:
+        """Run each batch once more, and what comes after each exit for its read-out.
+
+        Args:
+            maps: The read-outs of all exits but the last, by block; None of one that has none.
+
+        """
+        fitted = {name: weights for name, weights in maps.items() if weights is not None}
+        for index, given in enumerate(self.held.given if fitted else ()):
+            run = exit_run(self.held.net, given)
+            last = self.losses(run.output, index)
+            for name, weights in fitted.items():
+                units = []
+                for exit, each in zip(self._early(name), weights, strict=True):
+                    with replaced(self.held.blocks[name], each):
+                        units.append(self.losses(run.output_at(exit), index))
+                self.fitted[name].append(joined([*units, last], torch.stack))
+
+    def _early(self, name: str) -> list[Exit]:
+        """Return the exits of a block before its last."""
+        return [{name: step} for step in range(1, self.held.blocks[name].max_steps)]
+
+    @property
+    def counts(self) -> Tensor:
+        """How many units each example has."""
+        return torch.cat([real.reshape(len(real), -1).sum(1) for real in self.losses.real])
+
+    def costs(self, name: str, plain: float) -> Tensor:
+        """Return the FLOPs of units at all exits of a block, as shares of a number of them, (L, n)."""
+        flops, counts = torch.cat(self.flops[name], 1).double() / plain, self.counts
+        if self.losses.real[0].dim() == 1:
+            return flops
+        return ((flops * counts).sum(1, keepdim=True) / counts.sum()).expand(-1, int(counts.sum()))
 
 
 def exits_by_block(
@@ -115,9 +131,10 @@ def exits_by_block(
     inputs: Callable[[Any], Any] | None,
     logits: bool | None,
 ) -> list[BlockExits]:
-    """Run a network on all batches at each exit of each block, raw and through fitted read-outs.
+    """Return what each exit of each block gives on all batches, raw and through fitted read-outs.
 
-    Read-outs are fitted on every second batch for the others, and the other way round.
+    Steps before an exit run once for all exits. Read-outs are fitted on every second batch for the others,
+    and the other way round.
 
     Args:
         net: A network with adaptive blocks.
@@ -135,72 +152,54 @@ def exits_by_block(
         raise ValueError(
             f"expected at least two batches, to fit on one half and judge on the other, got {len(given)}"
         )
-    halves = [_Half(net, given[i::2], loss, logits, inputs) for i in (0, 1)]
-    seen = [
-        {name: ExitStates(block.max_steps) for name, block in half.held.blocks.items()} for half in halves
-    ]
-    for half, own in zip(halves, seen, strict=True):
-        for index, ponders, calls in half.states():
-            if sorted(ponder.name for ponder in ponders) != sorted(own):
-                raise ValueError("expected a network that calls each adaptive block once")
-            for ponder in ponders:
-                own[ponder.name].add(ponder, half.losses.real[index], calls[ponder.name][0].real)
-    plain = sum(len(half.held) * half.held.plain for half in halves) / sum(len(half.held) for half in halves)
+    # scores are never asked for; of a score by name all full outputs would be kept
+    helds = [HeldOut(net, given[i::2], lambda *_: 0.0, inputs) for i in (0, 1)]
+    halves = [_Half(held, UnitLosses(held, loss, logits)) for held in helds]
+    net = helds[0].net
+    with evaluating(net), use_mode(net, "thresholded"):
+        for half in halves:
+            half.look()
+        for one, other in (halves, halves[::-1]):
+            one.read({name: states.maps() for name, states in other.states.items()})
+    plain = sum(len(held) * held.plain for held in helds) / sum(len(held) for held in helds)
     plain = max(plain, 1.0)  # where nothing is computed
-    tails = tail_flops(net, halves[0].held.given[0])
-    return [_of_block(name, halves, [own[name] for own in seen], plain, tails[name]) for name in seen[0]]
+    tails = tail_flops(net, helds[0].given[0])
+    return [_of_block(name, halves, plain, tails[name]) for name in helds[0].blocks]
 
 
-def _of_block(
-    name: str, halves: list[_Half], seen: list[ExitStates], plain: float, tail: float
-) -> BlockExits:
-    block = halves[0].held.blocks[name]
-    costs, raw, sure, fitted, fitted_sure = [], [], [], [], []
-    maps = [each.maps() for each in seen]
-    for number, half in enumerate(halves):
-        other = maps[1 - number]
-        runs, own = [], []
-        for step in range(1, block.max_steps):
-            at = half.pinned(name, step)
-            runs.append(half.run(at))
-            if other is not None:
-                own.append(half.through(half.held.blocks[name], other[step - 1], at))
-        runs.append(half.full)
-        own.append(half.full[1:])
-        flops = torch.stack([run[0] for run in runs]).double() / plain
-        if half.by_position:
-            flops = (flops * half.counts).sum(1, keepdim=True) / half.counts.sum()
-            costs.append(flops.expand(-1, int(half.counts.sum())))
-        else:
-            costs.append(flops)
-        raw.append(torch.stack([run[1] for run in runs]))
-        fitted.append(torch.stack([run[0] for run in own]))
-        if half.full[2] is not None:
-            sure.append(torch.stack([run[2] for run in runs if run[2] is not None]))
-            fitted_sure.append(torch.stack([run[1] for run in own if run[1] is not None]))
+def _of_block(name: str, halves: list[_Half], plain: float, tail: float) -> BlockExits:
+    block, states = halves[0].held.blocks[name], [half.states[name] for half in halves]
+    raw = _together([half.found[name] for half in halves])
+    fitted = _together([half.fitted[name] for half in halves])
+    assert raw is not None
     examples = torch.cat([half.counts for half in halves])
-    sizes = [int(half.counts.sum()) for half in halves]
-    width = seen[0].width
-    positions = sum(each.positions for each in seen) / max(len(examples), 1)
-    mappable = all(each is not None for each in maps)
+    sizes = torch.stack([half.counts.sum() for half in halves])
+    positions = sum(each.positions for each in states) / max(len(examples), 1)
     logits = [torch.cat(half.held.logits[name], 1)[:, torch.cat(half.held.real[name])] for half in halves]
     return BlockExits(
         name,
         block.max_steps,
-        torch.cat(costs, 1),
-        torch.cat(raw, 1),
-        torch.cat(fitted, 1) if mappable else None,
-        2 * width * width * positions / plain,
+        torch.cat([half.costs(name, plain) for half in halves], 1),
+        raw.losses,
+        None if fitted is None else fitted.losses,
+        2 * states[0].width ** 2 * positions / plain,
         tail / plain,
-        torch.cat(sure, 1) if sure else None,
-        torch.cat(fitted_sure, 1) if sure and mappable else None,
-        torch.cat([torch.cat(each.features, 1) for each in seen], 1),
-        torch.cat([torch.cat(each.h, 1) for each in seen], 1),
+        raw.sure,
+        None if fitted is None else fitted.sure,
+        torch.cat([torch.cat(each.features, 1) for each in states], 1),
+        torch.cat([torch.cat(each.h, 1) for each in states], 1),
         torch.cat(logits, 1),
         _bounds(block),
         torch.arange(len(examples)).repeat_interleave(examples),
-        torch.arange(2).repeat_interleave(torch.tensor(sizes)),
+        torch.arange(2).repeat_interleave(sizes),
     )
+
+
+def _together(halves: list[list[Units]]) -> Units | None:
+    """Return the units of all batches; None if some have none."""
+    if not all(halves):
+        return None
+    return joined([each for half in halves for each in half], partial(torch.cat, dim=1))
 
 
 def _bounds(block: HaltingModule) -> tuple[float, ...]:

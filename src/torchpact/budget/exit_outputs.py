@@ -1,8 +1,9 @@
-"""Outputs of a network at several exits, through its own read-out: with one block, its steps run once."""
+"""Outputs of a network at several exits, through its own read-out: what comes before an exit runs once."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import Any, NamedTuple
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -14,40 +15,67 @@ from torchpact.core.overrides import use_heads, use_mode, use_thresholds
 from torchpact.core.state import State
 from torchpact.core.thresholds import Thresholds
 from torchpact.nn.criteria import RandomExit
-from torchpact.specs.call_capture import Call, captured
+from torchpact.specs.call_capture import Call, adaptive_parts, captured
 
 Exit = Mapping[str, int]
-"""After which step each block halts, by name."""
+"""After which step each block halts, by name; blocks that are not named run all their steps."""
 
 
-class ExitOutputs(NamedTuple):
-    """What a network returns at some exits."""
+@dataclass(frozen=True)
+class ExitRun:
+    """A run of a network that keeps the states of all exits, and what the network returns at each of them."""
 
-    outputs: list[Any]
-    """One for each exit."""
+    net: nn.Module
+    given: CallArgs
+    blocks: Mapping[str, HaltingModule]
+    output: Any
+    """Of this run."""
     ponders: Ponders
-    """Of the run, with exits."""
+    """Of this run, with exits, in the order in which the blocks ran."""
     calls: Mapping[str, Sequence[Call]]
-    """What blocks were called with in that run, by name."""
+    """What blocks were called with in this run, by name."""
+    returned: Mapping[str, Any]
+    """What a block, or the last layer of a run of layers, returned, by name."""
 
     @property
     def real(self) -> Tensor | None:
         """False for padding, (batch, length), as far as the network told it to its layers."""
-        return next(iter(self.calls.values()))[0].real
+        return self.calls[next(iter(self.blocks))][0].real
+
+    def output_at(self, exit: Exit) -> Any:
+        """Return what the network returns if all positions leave at an exit. Gradients flow if enabled.
+
+        The first block that leaves early returns at once the state that it had there, and blocks before it
+        return what they did; what comes after it runs.
+
+        Args:
+            exit: After which step each block halts.
+
+        """
+        most = {name: block.max_steps for name, block in self.blocks.items()}
+        early = {name: step for name, step in exit.items() if step < most[name]}
+        with ExitStack() as stack:
+            for ponder in self.ponders:
+                block, answer = self.blocks[ponder.name], self.returned[ponder.name]
+                if ponder.name in early:
+                    assert ponder.exits is not None
+                    answer = _with_state(block, ponder.exits.states[early[ponder.name] - 1], answer)
+                    stack.enter_context(_returning(block, answer))
+                    break
+                stack.enter_context(_returning(block, answer))
+            else:
+                return self.output
+            stack.enter_context(use_mode(self.net, "thresholded"))
+            stack.enter_context(use_thresholds(self.net, pinned(self.blocks, exit)))
+            return self.given.call(self.net)
 
 
-def exit_outputs(
-    net: nn.Module, given: CallArgs, exits: Sequence[Exit], shares: Sequence[float] | None = None
-) -> ExitOutputs:
-    """Return what a network returns if all positions leave at an exit, for several exits.
-
-    Of a network with one block, the steps run once; what comes after the block runs for each exit on the
-    state that it had. Otherwise the whole network runs for each exit. Gradients flow if they are enabled.
+def exit_run(net: nn.Module, given: CallArgs, shares: Sequence[float] | None = None) -> ExitRun:
+    """Run a network once, so that what it returns at its exits can be asked for.
 
     Args:
         net: A network with adaptive blocks.
         given: What it is called with.
-        exits: After which step each block halts.
         shares: Of one block: positions halt at random after each step, with these probabilities, so that the
             others see states of positions that have halted, as they will; outputs of an exit count where
             a position got there, which its ``steps`` tell. By default nothing halts.
@@ -57,31 +85,17 @@ def exit_outputs(
 
     """
     blocks = halting_modules(net)
-    one = len(blocks) == 1
-    outputs: list[Any] = []
-    never: Sequence[Any]
+    settings: Sequence[Any]
     if shares is None:
-        never = use_mode(net, "thresholded"), use_thresholds(net, Thresholds("never"))
+        settings = use_mode(net, "thresholded"), use_thresholds(net, Thresholds("never"))
     else:
-        never = use_mode(net, "discrete"), use_heads(net, RandomExit(shares))
-    watched = captured(blocks), collect(net, exits=True), _returned(blocks)
-    with never[0], never[1], watched[0] as calls, watched[1] as ponders, watched[2] as returned:
-        full = given.call(net)
+        settings = use_mode(net, "discrete"), use_heads(net, RandomExit(shares))
+    watched = captured(adaptive_parts(net)), collect(net, exits=True), _returned(blocks)
+    with settings[0], settings[1], watched[0] as calls, watched[1] as ponders, watched[2] as returned:
+        output = given.call(net)
     if sorted(ponder.name for ponder in ponders) != sorted(blocks):
         raise ValueError("expected a network that calls each adaptive block once")
-    name, block = next(iter(blocks.items()))
-    for each in exits:
-        if all(each[name] == block.max_steps for name, block in blocks.items()):
-            outputs.append(full)
-        elif one:
-            kept = ponders[0].exits
-            assert kept is not None
-            with _returning(block, kept.states[each[name] - 1], returned[name]):
-                outputs.append(given.call(net))
-        else:
-            with use_mode(net, "thresholded"), use_thresholds(net, pinned(blocks, each)):
-                outputs.append(given.call(net))
-    return ExitOutputs(outputs, ponders, calls)
+    return ExitRun(net, given, blocks, output, ponders, calls, returned)
 
 
 def pinned(blocks: Mapping[str, HaltingModule], exit: Exit) -> Thresholds:
@@ -94,7 +108,7 @@ def pinned(blocks: Mapping[str, HaltingModule], exit: Exit) -> Thresholds:
     """
     bounds = {}
     for name, block in blocks.items():
-        early = min(exit[name], block.max_steps) - 1
+        early = min(exit.get(name, block.max_steps), block.max_steps) - 1
         bounds[name] = ["never"] * early + ["always"] * (block.max_steps - 1 - early)
     return Thresholds(bounds)
 
@@ -118,25 +132,26 @@ def _returned(blocks: Mapping[str, HaltingModule]) -> Iterator[dict[str, Any]]:
             handle.remove()
 
 
+def _with_state(block: HaltingModule, state: State, returned: Any) -> Any:
+    """Return what a block, or the last layer of a run, returns with another state."""
+    if not isinstance(block, LayerRun):
+        return state, *returned[1:]
+    assert isinstance(state, Tensor)
+    turned = state.transpose(0, 1) if block.batch_dim else state
+    return turned if isinstance(returned, Tensor) else type(returned)((turned, *returned[1:]))
+
+
 @contextmanager
-def _returning(block: HaltingModule, state: State, returned: Any) -> Iterator[None]:
-    """Let a block, or all layers of a run, return a state at once instead of computing."""
-    modules: Sequence[nn.Module] = [block]
-    answer: Any
-    if isinstance(block, LayerRun):
-        modules = [*{id(layer): layer for layer in block.layers}.values()]
-        assert isinstance(state, Tensor)
-        turned = state.transpose(0, 1) if block.batch_dim else state
-        rest = () if isinstance(returned, Tensor) else returned[1:]
-        answer = turned if isinstance(returned, Tensor) else type(returned)((turned, *rest))
-    else:
-        answer = (state, *returned[1:])
+def _returning(block: HaltingModule, answer: Any) -> Iterator[None]:
+    """Let a block, or all layers of a run, return an answer at once instead of computing."""
+    run = block if isinstance(block, LayerRun) else None
+    modules = [block] if run is None else [*{id(layer): layer for layer in run.layers}.values()]
     before = [module.__dict__.get("forward") for module in modules]
-    enabled = getattr(block, "enabled", None)
+    enabled = run is not None and run.enabled
     for module in modules:
         module.__dict__["forward"] = lambda *_args, **_kwargs: answer
-    if isinstance(block, LayerRun):
-        block.enabled = False
+    if run is not None:
+        run.enabled = False
     try:
         yield
     finally:
@@ -144,5 +159,5 @@ def _returning(block: HaltingModule, state: State, returned: Any) -> Iterator[No
             del module.__dict__["forward"]
             if own is not None:
                 module.__dict__["forward"] = own
-        if isinstance(block, LayerRun) and enabled is not None:
-            block.enabled = enabled
+        if run is not None:
+            run.enabled = enabled

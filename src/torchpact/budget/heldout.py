@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from torchpact.budget.exit_outputs import exit_outputs
+from torchpact.budget.exit_outputs import Exit, ExitRun, exit_run
 from torchpact.budget.scores import Score, agreement, checked_score, similarity
 from torchpact.budget.search import Record
 from torchpact.core.call_args import CallArgs, call_args, first_tensor, tensors_in
@@ -19,7 +19,7 @@ from torchpact.core.overrides import use_mode, use_thresholds
 from torchpact.core.thresholds import Thresholds
 from torchpact.flops.blocks import BlockCost, Meter
 from torchpact.flops.count import evaluating
-from torchpact.specs.call_capture import batch_size
+from torchpact.specs.call_capture import Call, batch_size
 
 _KEPT = 2**26
 """Up to so many numbers of full outputs are kept; otherwise the full network runs again for each score."""
@@ -174,6 +174,18 @@ class HeldOut:
         wholes = torch.cat([self._wholes[index] for index in chosen]) / self.plain
         return Outcome(torch.cat(costs), torch.cat(scores), wholes)
 
+    def costs_at(self, index: int, run: ExitRun, exit: Exit) -> Tensor:
+        """Return what each example of a batch costs if all positions leave at an exit, as a share.
+
+        Args:
+            index: The number of the batch.
+            run: A run of the network on it in which nothing halts.
+            exit: After which step each block halts.
+
+        """
+        calls = {name: [_left(call, exit.get(name)) for call in own] for name, own in run.calls.items()}
+        return self._shares(index, self._meters[index].costs_of(calls))
+
     def _shares(self, index: int, costs: Mapping[str, BlockCost]) -> Tensor:
         """Return what each example of a batch costs, as a share."""
         return _flops(self._meters[index], costs, self.sizes[index]) / self.plain
@@ -196,20 +208,22 @@ class HeldOut:
         All exits are those of one run; what comes after the block runs for each of them.
         """
         ((name, block),) = self.blocks.items()
-        steps = range(1, block.max_steps + 1)
+        exits = [{name: step} for step in range(1, block.max_steps + 1)]
         costs, scores = [], []
         self.runs += 1
         with evaluating(self.net), use_mode(self.net, "thresholded"):
-            for index, (given, meter) in enumerate(zip(self.given, self._meters, strict=True)):
-                found = exit_outputs(self.net, given, [{name: step} for step in steps])
-                (call,) = found.calls[name]
-                assert call.ponder is not None
-                taken = call.ponder.steps
-                at = [call.ponder._replace(steps=torch.full_like(taken, step)) for step in steps]
-                each = [meter.costs_of({name: [call._replace(ponder=ponder)]}) for ponder in at]
-                costs.append(torch.stack([self._shares(index, cost) for cost in each]))
-                scores.append(torch.stack([self._score(index, output) for output in found.outputs]))
+            for index, given in enumerate(self.given):
+                run = exit_run(self.net, given)
+                costs.append(torch.stack([self.costs_at(index, run, exit) for exit in exits]))
+                scores.append(torch.stack([self._score(index, run.output_at(exit)) for exit in exits]))
         return Record(torch.cat(self.logits[name], 1), torch.cat(costs, 1), torch.cat(scores, 1))
+
+
+def _left(call: Call, step: int | None) -> Call:
+    """Return a call whose positions left after a step; None leaves it as it is."""
+    if step is None or call.ponder is None:
+        return call
+    return call._replace(ponder=call.ponder._replace(steps=torch.full_like(call.ponder.steps, step)))
 
 
 def _flops(meter: Meter, costs: Mapping[str, BlockCost], size: int) -> Tensor:
