@@ -14,7 +14,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.utils.checkpoint import checkpoint
 
 import torchpact as tp
-from tests.integrations.networks import Encoder, batch, bert
+from tests.integrations.networks import Encoder, bert
 
 
 @pytest.fixture
@@ -90,14 +90,12 @@ def test_several_gpus_in_one_process_are_refused_in_the_trainer():
         price_scale(SimpleNamespace(args=SimpleNamespace(n_gpu=2)))
 
 
-def test_heads_that_peft_copies_are_not_collected_and_map_loss_says_so():
+def test_heads_that_peft_copies_are_refused():
     peft = pytest.importorskip("peft", reason="its way with modules is what is tested")
     config = peft.LoraConfig(task_type="SEQ_CLS", target_modules=["query"], modules_to_save=["torchpact"])
     model = peft.get_peft_model(tp.adapt(bert()), config).train()
-    with tp.collect(model) as ponders:
-        loss = model(**batch()).loss
-    with pytest.raises(ValueError, match="expected the ponders of at least one call"):
-        tp.map_loss(loss, ponders, tau=0.1)
+    with pytest.raises(ValueError, match=r"^expected the heads of 'bert.encoder.layer' once, [^\n]*$"):
+        tp.collect(model)
 
 
 def test_peft_saves_no_heads(tmp_path):

@@ -13,11 +13,12 @@ from torchpact.core.layer_hooks import LayerHook
 from torchpact.core.layer_run import LayerRun
 from torchpact.core.layer_scopes import ScopeHook
 
-MASKS = {"attention_mask": False, "src_key_padding_mask": True}
+MASKS = {"attention_mask": False, "src_key_padding_mask": True, "tgt_key_padding_mask": True}
 """Arguments that are padding masks, and whether they are true at padding."""
 
-OTHER_INPUTS = ("pixel_values", "pixel_values_videos", "input_features", "input_values")
-"""First arguments of image and audio encoders, to which the padding of a text does not apply."""
+OTHER_INPUTS = ("pixel_values", "pixel_values_videos", "input_features", "input_values", "tgt")
+"""First arguments of modules whose padding is not that of the inputs of the module around them: encoders of
+images and sound beside text, and torch's decoders beside encoders."""
 
 
 def check_free(found: Iterable[FoundRun]) -> None:

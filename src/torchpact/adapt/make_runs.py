@@ -70,6 +70,7 @@ def run_of(
         causal=_is_decoder(net, found),
         width=kind.width,
         is_map=kind.is_map,
+        known_layout=family is not None,
     )
 
 

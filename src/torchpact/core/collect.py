@@ -120,7 +120,7 @@ class Collector:
         """Add what a block did, if it is one of these."""
         if block in self.names:
             probs, steps, expected, cost, log_prob, weights, name, price, exits = ponder
-            name = name or self.names[block]
+            name = self.names[block] if block.layers else name or self.names[block]
             if self.exits and exits is None:
                 raise ValueError(
                     f"expected blocks and layers, which keep exits, got {name!r}, which keeps none, as "

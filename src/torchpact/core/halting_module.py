@@ -1,6 +1,6 @@
 """The base of what halts: modules with heads, a mode, thresholds, a name and a price."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from torch import Tensor, nn
@@ -36,6 +36,8 @@ class HaltingModule(nn.Module):
     bounds: tuple[float, ...] | None
     """What logits must exceed in thresholded mode, if not its threshold; see
     :class:`~torchpact.use_thresholds`."""
+    layers: tuple[nn.Module, ...] = ()
+    """The layers that it is a run of, which belong to the network; none of other modules."""
 
     def __init__(self, max_steps: int, mode: Mode | None, name: str = "", price: float = 1.0) -> None:
         super().__init__()
@@ -59,9 +61,18 @@ class HaltingModule(nn.Module):
         """Put other heads in their place."""
         raise NotImplementedError
 
-    def name_within(self, path: str) -> str:
-        """Return its name in a network that has it at ``path``."""
-        return path
+    def place_within(self, path: str) -> tuple[str | None, str]:
+        """Return which network names it, and its name there.
+
+        Args:
+            path: Its own path in a larger network.
+
+        Returns:
+            The path of the adapted network that it is a run of, and its name in that network; None and its
+            path for other modules.
+
+        """
+        return None, path
 
     def bounds_of(
         self, mode: Mode, thresholds: Thresholds | float | None, max_steps: int | None = None
@@ -110,25 +121,93 @@ class HaltingModule(nn.Module):
 def halting_modules(model: nn.Module) -> dict[str, HaltingModule]:
     """Return the adaptive parts of a network, or of a deployed one, by name.
 
-    The name is that in ``named_modules``; of a run of layers that was made adaptive it is the run's own.
+    The name is that in ``named_modules``; of a run of layers that was made adaptive it is the name of the
+    layers in the adapted network. Where a model holds several adapted networks, the path of each goes before.
 
     Args:
         model: Any network.
 
     Raises:
         TypeError: It is not a module.
+        ValueError: It has a copy of heads, which layers do not know.
 
     Example:
         >>> [*halting_modules(tp.models.psact_resnet32())]
         ['blocks.0', 'blocks.1', 'blocks.2']
 
     """
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"expected an nn.Module, got a {type(model).__name__}")
-    found: dict[str, HaltingModule] = {}
-    for name, module in model.named_modules():
+    check_module(model)
+    places: list[tuple[str | None, str]] = []
+    found: list[HaltingModule] = []
+    for path, module in model.named_modules():
         if isinstance(module, HaltingModule):
-            found[module.name_within(name)] = module
+            places.append(module.place_within(path))
+            found.append(module)
         elif isinstance(module, FrozenModule):
-            found |= {".".join(filter(None, (name, own))): each for own, each in module.blocks.items()}
-    return found
+            for own, each in module.blocks.items():
+                places.append((path, own) if each.layers else (None, _joined(path, own)))
+                found.append(each)
+    _check_copies(model)
+    return dict(zip(names_of(places), found, strict=True))
+
+
+def _check_copies(model: nn.Module) -> None:
+    """Refuse a model with heads and a copy of them, which no layer asks: they would not be trained."""
+    runs = [each for each in model.modules() if isinstance(each, HaltingModule) and each.layers]
+    if len({run.name for run in runs}) == len(runs):
+        return
+    modules = {id(module) for module in model.modules()}
+    own = {run.name for run in runs if id(run.layers[0]) in modules}
+    for run in runs:
+        if id(run.layers[0]) not in modules and run.name in own:
+            raise ValueError(
+                f"expected the heads of {run.name!r} once, got a copy of them that no layer asks, as "
+                "modules_to_save of peft makes it: call net.torchpact.requires_grad_(True) instead"
+            )
+
+
+def names_of(places: Iterable[tuple[str | None, str]]) -> Iterator[str]:
+    """Yield the names of adaptive parts in a model.
+
+    Args:
+        places: As :meth:`HaltingModule.place_within` returns them.
+
+    Example:
+        >>> [*names_of([("", "layers"), (None, "block")])]
+        ['layers', 'block']
+        >>> [*names_of([("net.a", "layers"), ("net.b", "layers")])]
+        ['a.layers', 'b.layers']
+
+    """
+    places = [*places]
+    networks = [*{holder: holder.split(".") for holder, _ in places if holder is not None}.values()]
+    # of modules around all of them, such as DistributedDataParallel, names do not depend
+    common = 0
+    for parts in zip(*networks, strict=False):
+        if len({*parts}) > 1:
+            break
+        common += 1
+    several = len(networks) > 1
+    for holder, own in places:
+        before = holder.split(".")[common:] if several and holder is not None else []
+        yield _joined(*before, own)
+
+
+def check_module(model: Any) -> None:
+    """Refuse what is no module.
+
+    Args:
+        model: What was given as a network.
+
+    Raises:
+        TypeError: It is something else.
+
+    """
+    if isinstance(model, nn.Module):
+        return
+    inner = ": pass its attribute model" if isinstance(getattr(model, "model", None), nn.Module) else ""
+    raise TypeError(f"expected an nn.Module, got a {type(model).__name__}{inner}")
+
+
+def _joined(*parts: str) -> str:
+    return ".".join(part for part in parts if part)

@@ -15,7 +15,7 @@ from torchpact.core.aliases import is_alias, renamed
 from torchpact.core.collect import report, wants_exits
 from torchpact.core.layer_calls import context_of, first_output, first_state
 from torchpact.core.layer_run import LayerRun
-from torchpact.core.layer_scopes import Entry, Scope, entry_of, scope_of, scopes_now
+from torchpact.core.layer_scopes import Entry, Scope, check_batch_first, entry_of, scope_of, scopes_now
 from torchpact.core.loop import HaltingLoop, advance
 from torchpact.core.modes import Thresholded
 from torchpact.core.ponder import Ponder
@@ -214,6 +214,8 @@ class LayerHook:
 
     def _begun(self, before: Tensor, scope: Scope) -> _Carried:
         """Return the start of a call."""
+        if not self.run.known_layout:
+            check_batch_first(self.run, before)
         call = _Call(self.run, entry_of(self.run, before, scope))
         scope.begun.append(call)
         carried = _Carried(call, call.loop, before)

@@ -39,6 +39,7 @@ class LayerRun(HaltingModule):
         price: What a layer costs, relative to those of other runs.
         width: The features of the hidden state, which are checked in every call; None if they are not known.
         is_map: Whether the state is a map, whose features are its channels.
+        known_layout: Whether it is known that ``batch_dim`` is the batch; otherwise calls are checked.
 
     """
 
@@ -57,17 +58,17 @@ class LayerRun(HaltingModule):
         price: float = 1.0,
         width: int | None = None,
         is_map: bool = False,
+        known_layout: bool = True,
     ) -> None:
         super().__init__(len(layers), None, name, price)
         self.heads = nn.ModuleList(heads)
         self.bounds = never_bounds(self.heads, len(layers) - 1)
         self.per, self.batch_dim, self.causal = per, batch_dim, causal
         self.layer_names = tuple(layer_names)
-        self.width, self.is_map = width, is_map
+        self.width, self.is_map, self.known_layout = width, is_map, known_layout
         self.__dict__["layers"] = tuple(layers)  # they are submodules of the network, not of this
         self.enabled = True
 
-    layers: tuple[nn.Module, ...]
     enabled: bool
     """Whether hooks do anything; without, the network is the original."""
 
@@ -80,9 +81,9 @@ class LayerRun(HaltingModule):
         """Put other heads in their place."""
         self.heads = heads
 
-    def name_within(self, path: str) -> str:
-        """Return the name of the layers' container."""
-        return self.name
+    def place_within(self, path: str) -> tuple[str | None, str]:
+        """Return the path of the adapted network, which has the run as ``torchpact.runs.0``, and the name."""
+        return ".".join(path.split(".")[:-3]), self.name
 
     def extra_repr(self) -> str:
         """Return the settings for ``print``."""

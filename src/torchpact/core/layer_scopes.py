@@ -34,6 +34,8 @@ class Scope(NamedTuple):
     """Whether gradients were enabled where it was entered."""
     latest: list[Tensor]
     """The state that a layer returned last, if a loop travels on it."""
+    given: tuple[int, ...]
+    """The shape of the first tensor that the module was called with; () where there is none."""
 
 
 _SCOPES: ContextVar[tuple[Scope, ...]] = ContextVar("scopes", default=())
@@ -73,7 +75,12 @@ class ScopeHook:
         past = None if weights is None else _cached_tokens(kwargs.get("past_key_values"))
         if weights is None and self.inherits and outer and outer[-1].crosses == crosses:
             weights, past = outer[-1].weights, outer[-1].past
-        _set_scopes((*outer, Scope(self, weights, past, crosses, [], torch.is_grad_enabled(), [])))
+        _set_scopes(
+            (
+                *outer,
+                Scope(self, weights, past, crosses, [], torch.is_grad_enabled(), [], _shape(args, kwargs)),
+            )
+        )
 
     def leave(self, module: nn.Module, _args: tuple[Any, ...], _output: Any) -> None:
         """End the scope; a forward hook, called after errors too."""
@@ -151,9 +158,45 @@ def entry_of(run: LayerRun, u: Tensor, scope: Scope) -> Entry:
     return Entry(weights, mode, run.bounds_of(mode, None), active_collectors())
 
 
+def check_batch_first(run: LayerRun, u: Tensor) -> None:
+    """Refuse a state whose batch is not its first dimension, as far as calls of the modules around tell.
+
+    The innermost module that was called with something else than a state tells it: what has the batch as its
+    first dimension, such as token ids, images, or the state of a network whose batch is first.
+
+    Args:
+        run: The run, whose layers are of no known family.
+        u: The state before its first layer.
+
+    Raises:
+        ValueError: The batch is its second dimension.
+
+    """
+    if torch.compiler.is_compiling() or u.dim() < 3:
+        return
+    for scope in reversed(scopes_now()):
+        given = scope.given
+        if run not in scope.hook.runs or len(given) < 2 or given[:2] == tuple(u.shape[:2]):
+            continue
+        if given[0] > 1 and given[0] == u.size(1) != u.size(0):
+            raise ValueError(
+                f"expected states with the batch as their first dimension in the layers of {run.name!r}, got "
+                f"{tuple(u.shape)} in a network that is given {given}: register a family with batch_dim=, or "
+                "leave this run out by where="
+            )
+        return
+
+
 def scopes_now() -> tuple[Scope, ...]:
     """Return the scopes that this thread is in, the outermost first."""
     return tuple(_TRACED_SCOPES) if torch.compiler.is_compiling() else _SCOPES.get()
+
+
+def _shape(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, ...]:
+    if torch.compiler.is_compiling():
+        return ()
+    found = next((x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)), None)
+    return () if found is None else tuple(found.shape)
 
 
 def _set_scopes(scopes: tuple[Scope, ...]) -> None:

@@ -10,7 +10,7 @@ from torch import nn
 
 from torchpact.core.call_args import CallArgs, first_tensor
 from torchpact.core.collect import Collector, collecting
-from torchpact.core.halting_module import HaltingModule
+from torchpact.core.halting_module import HaltingModule, names_of
 from torchpact.core.layer_calls import first_output
 from torchpact.core.layer_run import LayerRun
 from torchpact.core.layer_scopes import entry_of, scope_of
@@ -37,11 +37,12 @@ def adaptive_parts(net: nn.Module) -> dict[str, nn.Module]:
     >>> [*adaptive_parts(nn.Sequential(nn.Tanh(), tp.AdaptiveRNN(nn.GRUCell(9, 16), max_steps=3)))]
     ['1']
     """
-    found = {
-        module.name_within(name) if isinstance(module, HaltingModule) else name: module
-        for name, module in net.named_modules()
-        if is_block(module)
-    }
+    blocks = {path: module for path, module in net.named_modules() if is_block(module)}
+    places = [
+        part.place_within(path) if isinstance(part, HaltingModule) else (None, path)
+        for path, part in blocks.items()
+    ]
+    found = dict(zip(names_of(places), blocks.values(), strict=True))
     # a plain block whose steps became a run of layers is that run
     driven = {id(layer) for part in found.values() if isinstance(part, LayerRun) for layer in part.layers}
     found = {

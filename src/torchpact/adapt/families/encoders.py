@@ -1,4 +1,4 @@
-"""Encoders of text: BERT and its relatives, ModernBERT, and ALBERT, whose layers share their weights."""
+"""Encoders of text: BERT and its relatives, ModernBERT, XLNet, and ALBERT, whose layers share weights."""
 
 from typing import Any
 
@@ -68,5 +68,16 @@ register_family(
         layers=(_named("modernbert", "ModernBertEncoderLayer"),),
         width=lambda layer: int(layer.mlp_norm.normalized_shape[0]),
         spec=specs.modernbert_layer,
+    )
+)
+register_family(
+    Family(
+        "XLNet",
+        layers=(_named("xlnet", "XLNetLayer"),),
+        width=lambda layer: int(layer.ff.layer_norm.normalized_shape[0]),
+        per=("token",),  # it may run with the states of earlier tokens
+        normalize=False,
+        causal=True,
+        batch_dim=lambda _: 1,
     )
 )

@@ -13,3 +13,11 @@ register_family(
         settings={"use_nested_tensor": False},  # only layers without hooks take nested tensors
     )
 )
+register_family(
+    Family(
+        "torch.nn's decoder",
+        layers=("torch.nn.modules.transformer.TransformerDecoderLayer",),
+        width=lambda layer: int(layer.self_attn.embed_dim),
+        batch_dim=lambda layer: 0 if layer.self_attn.batch_first else 1,
+    )
+)
