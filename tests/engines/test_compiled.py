@@ -120,3 +120,16 @@ def test_collect_sees_each_call_of_a_compiled_block_once(traced):
             _, ponder = fast(u)
         assert len(ponders) == 1
         assert torch.equal(ponders[0].steps, ponder.steps)
+
+
+@torch.no_grad()
+def test_layers_that_a_network_calls_one_by_one_are_refused_in_a_line():
+    layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
+    net = nn.TransformerEncoder(layer, 3, enable_nested_tensor=False)
+    ada, u = tp.adapt(net).eval(), torch.randn(2, 5, 16)
+    with pytest.warns(UserWarning, match="dense engine runs"):
+        fast = deploy(ada, u, engines=["compiled"])
+    *_, note = fast.explain().splitlines()
+    assert note == "compiled: expected a block, got layers that a network calls one by one"
+    assert COMPILED.supports(block_spec(ada.torchpact.runs[0]), CallArgs()) == note
+    assert torch.equal(fast(u), ada(u))

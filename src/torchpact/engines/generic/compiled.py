@@ -42,6 +42,8 @@ class Compiled(Engine):
             return f"compiled: expected a mode that draws nothing, got {spec.mode}"
         if spec.recurrent:
             return "compiled: expected a block, got a recurrent layer"
+        if spec.hooked:
+            return "compiled: expected a block, got layers that a network calls one by one"
         return None
 
     def build(self, spec: BlockSpec | NetworkSpec, example: CallArgs = NO_CONTEXT) -> "CompiledRunner":
