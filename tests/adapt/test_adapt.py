@@ -1,6 +1,7 @@
 """The arguments of adapt, what it refuses, and that a network it refuses is left as it was."""
 
 import copy
+import warnings
 
 import pytest
 import torch
@@ -381,6 +382,121 @@ def test_states_without_tokens_halt_by_example(per):
     assert 0 < halts.sum() < 6
     assert torch.equal(ponders[0].steps.flatten(), torch.where(halts, 1, 3))
     torch.testing.assert_close(output, torch.where(halts.unsqueeze(1), states[0], states[2]))
+
+
+def plain_head(layer, width):
+    return nn.Linear(width, 1)
+
+
+def quiet_head(layer, width):
+    """As the documentation of adapt shows it."""
+    linear = nn.Linear(width, 1)
+    nn.init.zeros_(linear.weight)
+    nn.init.constant_(linear.bias, -5.0)
+    return linear
+
+
+def nested_head(layer, width):
+    return nn.Sequential(nn.Linear(width, 4), nn.Tanh(), nn.Linear(4, 1))
+
+
+def test_heads_of_a_factory_that_starts_at_zero_leave_outputs_as_they_were():
+    with torch.no_grad():
+        expected = first(BERT.build()(**BERT.inputs(3, 5)))
+        assert torch.equal(first(tp.adapt(BERT.build(), heads=quiet_head)(**BERT.inputs(3, 5))), expected)
+
+
+def test_a_bias_is_set_on_heads_of_a_factory_and_weights_stay():
+    made = []
+
+    def heads(layer, width):
+        made.append(plain_head(layer, width))
+        return made[-1]
+
+    torch.manual_seed(0)
+    kept = [plain_head(None, WIDTH).weight for _ in range(3)]
+    torch.manual_seed(0)
+    net = tp.adapt(BERT.build().train(), heads=heads, bias=-3.0)
+    assert [head.bias.item() for head in runs(net)[0].heads] == [-3.0] * 3
+    assert net.torchpact.config.bias == -3.0
+    assert len(kept) == len(made)
+    own = [head.bias.item() for head in runs(tp.adapt(BERT.build(), heads=plain_head))[0].heads]
+    assert len({*own}) == 3  # as the factory made them
+
+
+def test_an_example_chooses_the_bias_of_heads_of_a_factory():
+    inputs = BERT.inputs(4, 6)
+    torch.manual_seed(0)
+    net = tp.adapt(BERT.build(), heads=plain_head, example=inputs, tolerance=0.05)
+    with torch.no_grad():
+        original = first(BERT.build()(**inputs))
+        torch.manual_seed(0)
+        with tp.use_mode(net, "relaxed"):
+            relaxed = first(net(**inputs))
+    assert 0 < (relaxed - original).norm() / original.norm() < 0.06
+
+
+@pytest.mark.parametrize("options", [{"bias": -3.0}, {"example": BERT.inputs(2, 5)}], ids=["bias", "example"])
+def test_a_bias_that_heads_do_not_have_is_refused(options):
+    (name,) = options
+    refused(
+        BERT.build(),
+        rf"^expected heads with a bias of one number for {name}= to set, got a Sequential: .*{name}= out$",
+        heads=nested_head,
+        **options,
+    )
+
+
+def test_criteria_have_no_bias_to_set_but_may_be_tried_on_an_example():
+    criterion = tp.criteria.LatentChange()
+    refused(BERT.build(), r"^expected heads with a bias .* got a LatentChange", heads=criterion, bias=-3.0)
+    tp.adapt(BERT.build(), heads=criterion, example=BERT.inputs(2, 5))
+
+
+def test_an_example_of_layers_of_no_known_family_goes_with_any_heads():
+    net = Chain([nn.Sequential(nn.Linear(WIDTH, 8), nn.Linear(8, WIDTH)) for _ in range(3)])
+    assert isinstance(runs(tp.adapt(net, heads=nested_head, example=states()))[0].heads[0], nn.Sequential)
+
+
+@pytest.mark.parametrize("heads", [3, "linear"])
+def test_what_makes_no_heads_is_refused(heads):
+    message = rf"^expected heads to be a criterion, or a function of a layer and its width, got {heads!r}$"
+    refused(BERT.build(), message, TypeError, heads=heads)
+    with pytest.raises(TypeError, match=message):
+        tp.use_heads(tp.adapt(BERT.build()), heads)
+
+
+@pytest.mark.parametrize("example", [5, "text", 0.5])
+def test_an_example_that_is_no_input_is_refused(example):
+    refused(
+        BERT.build(), r"^expected inputs of the network as example, got ['\w.]+$", TypeError, example=example
+    )
+
+
+def test_a_pipeline_is_adapted_but_its_model_is_what_the_other_verbs_take():
+    pipe = Pipeline(BERT.build())
+    tp.adapt(pipe)
+    inputs = BERT.inputs(2, 5)
+    for verb in (
+        tp.collect,
+        lambda net: tp.deploy(net, inputs),
+        lambda net: tp.count_flops(net, inputs),
+        lambda net: tp.use_mode(net, "discrete"),
+    ):
+        with pytest.raises(
+            TypeError, match=r"^expected an nn\.Module, got a Pipeline: pass its attribute model$"
+        ):
+            verb(pipe)
+
+
+def test_quantised_layers_are_named_where_no_engine_runs_them():
+    net, inputs = BERT.build(), BERT.inputs(2, 5)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        net = torch.ao.quantization.quantize_dynamic(net, {nn.Linear}, dtype=torch.qint8)
+        fast = tp.deploy(tp.adapt(net), inputs, engines=["attention"])
+    kind = "torch.ao.nn.quantized.dynamic.modules.linear.Linear"
+    assert f"to have plain linear layers, got a {kind}" in fast.explain()
 
 
 def test_a_pooling_head_of_ones_own_sees_the_padding():

@@ -233,6 +233,29 @@ def test_a_network_that_is_not_adapted_is_refused(tmp_path):
     assert not (tmp_path / "x").exists()
 
 
+def test_a_file_is_no_folder(tmp_path):
+    net, file = tp.adapt(torch_encoder()), tmp_path / "file"
+    file.write_text("text")
+    with pytest.raises(FileExistsError, match=r"^expected the name of a folder, got a file: [^\n]*file$"):
+        tp.save_pretrained(net, file)
+    with pytest.raises(TypeError, match=r"^expected the name of a folder, got a int$"):
+        tp.save_pretrained(net, 5)
+    assert file.read_text() == "text"
+
+
+@pytest.mark.parametrize("name", ["thresholds", "bounds"])
+def test_thresholds_of_older_records_are_read(name, tmp_path):
+    net = tp.adapt(torch_encoder())
+    tp.use_thresholds(net, tp.Thresholds([["never", 0.25, "always"]]))
+    tp.save_pretrained(net, tmp_path)
+    file = tmp_path / "torchpact.json"
+    record = json.loads(file.read_text())
+    record[name] = record.pop("thresholds")
+    file.write_text(json.dumps(record))
+    again = tp.from_pretrained(tmp_path, net=torch_encoder())
+    assert again.torchpact.runs[0].bounds == (float("inf"), 0.25, -float("inf"))
+
+
 def test_an_interrupted_save_leaves_the_earlier_files(tmp_path, monkeypatch):
     net = tp.adapt(torch_encoder())
     tp.save_pretrained(net, tmp_path)

@@ -268,6 +268,21 @@ def test_resuming_is_exact_where_peft_saves_adapters_only(tmp_path):
 
 
 @pytest.mark.parametrize("wrapped", [False, True])
+def test_checkpoints_keep_thresholds(tmp_path, wrapped):
+    thresholds = tp.Thresholds({"bert.encoder.layer": ["never", 0.25]})
+    made = trainer(tmp_path, net=lora(-1.0) if wrapped else None, max_steps=1, save_steps=1)
+    tp.use_thresholds(made.model, thresholds)
+    made.train()
+    if wrapped:
+        resumed = trainer(tmp_path, net=lora(-3.0), max_steps=1)
+        resumed.train(resume_from_checkpoint=True)
+        net = resumed.model.get_base_model()
+    else:
+        net = tp.from_pretrained(tmp_path / "checkpoint-1")
+    assert net.torchpact.runs[0].bounds == (float("inf"), 0.25)
+
+
+@pytest.mark.parametrize("wrapped", [False, True])
 def test_the_best_checkpoint_is_loaded_with_its_heads(tmp_path, wrapped):
     made = trainer(
         tmp_path,

@@ -1,6 +1,5 @@
 """adapt and unadapt: add halting heads and hooks to a network in place, and remove them."""
 
-import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -10,14 +9,16 @@ from torch import nn
 from torchpact.adapt import hooks
 from torchpact.adapt.config import AdaptConfig, RunConfig
 from torchpact.adapt.find import FoundRun, Refusal, Where, find_runs
-from torchpact.adapt.heads import Heads, name_of, with_heads
-from torchpact.adapt.initial_bias import bias_within, check_call
+from torchpact.adapt.heads import Heads, check_bias, name_of, with_heads
+from torchpact.adapt.initial_bias import bias_within, check_call, set_bias
 from torchpact.adapt.make_runs import decides_for, kinds_of, run_of
 from torchpact.adapt.network import holders_of, inner_network
+from torchpact.adapt.own_config import Replaced, give_own_config, restore_config, write_record
 from torchpact.adapt.refusals import check_found, check_plain
 from torchpact.checks import check_number
 from torchpact.core.call_args import call_args
 from torchpact.core.layer_run import LayerRun, Per
+from torchpact.core.overrides import check_heads
 
 NAME = "torchpact"
 """The name of the submodule that an adapted network has besides its own."""
@@ -33,6 +34,8 @@ class Before:
     """The parameters that needed gradients, if the network was frozen."""
     settings: tuple[tuple[str, str, Any], ...] = ()
     """Attributes that were changed: the module's name, that of the attribute, its value."""
+    config: Replaced | None = None
+    """The configuration of transformers that the network had, of which it got a copy."""
 
 
 class Adaptation(nn.Module):
@@ -79,19 +82,23 @@ def adapt(
     exactly the original's. Hooks cannot skip work: use :func:`~torchpact.deploy` to make the network faster.
 
     The weights, their names, the class and the signature of the network do not change. The heads are an
-    additional submodule, ``net.torchpact``. Adapt a network before you wrap it for several devices.
+    additional submodule, ``net.torchpact``. Adapt a network before you wrap it for several devices. A
+    configuration of transformers, which other networks may share, is replaced by a copy with the record.
 
     Args:
-        net: A network, or an object that holds one, such as a pipeline or a SentenceTransformer.
+        net: A network, or an object that holds one, such as a pipeline, a SentenceTransformer, or a network
+            with adapters of peft, which may be merged afterwards.
         per: What each decision is for: a "token", an "example" or a "pixel"; the default depends on the
             family of the layers.
         where: The names of the runs to adapt, or a function of the name and the module of a list of layers
             that returns whether to adapt it; by default all runs that are found.
-        heads: A factory that returns the head of a layer, called with the layer and the width of its state,
-            such as ``lambda layer, width: nn.Linear(width, 1)``; or a criterion (see
-            :mod:`torchpact.criteria`), which is copied for each layer if it is learned or has parameters,
-            and shared otherwise. By default, a linear head whose weights start at zero.
-        bias: The initial bias of the heads, −5 by default.
+        heads: A factory that returns the head of a layer, called with the layer and the width of its state;
+            or a criterion (see :mod:`torchpact.criteria`), which is copied for each layer if it is learned or
+            has parameters, and shared otherwise. By default, a linear head whose weights start at zero.
+            Heads of a factory stay as it made them: outputs are the original's before training only if
+            their logits are below 0 then.
+        bias: The initial bias of the heads, −5 by default. It is set on heads of a factory, too, which have
+            a ``bias`` of one number then.
         example: Inputs of the network: a mapping by name, a tuple by position, or the only argument. If it
             is given and ``bias`` is not, the bias is the largest one at which the relaxed network differs
             from the original by no more than ``tolerance``.
@@ -105,9 +112,9 @@ def adapt(
         ``net`` itself.
 
     Raises:
-        TypeError: ``net`` holds no network.
-        ValueError: There are no layers that can halt, or they cannot make decisions ``per`` that unit; the
-            network is unchanged.
+        TypeError: ``net`` holds no network, or an argument is of another type.
+        ValueError: There are no layers that can halt, they cannot make decisions ``per`` that unit, or
+            heads have no bias that ``bias`` or ``example`` could set; the network is unchanged.
 
     Example:
         >>> layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
@@ -116,6 +123,12 @@ def adapt(
         ...     output = net(torch.randn(2, 5, 16))
         >>> ponders[0].name, ponders[0].probs.shape
         ('layers', torch.Size([4, 2, 5, 1]))
+        >>> def head(layer, width):  # one's own, which starts as the default one does
+        ...     linear = nn.Linear(width, 1)
+        ...     nn.init.zeros_(linear.weight)
+        ...     nn.init.constant_(linear.bias, -5.0)
+        ...     return linear
+        >>> net = tp.adapt(tp.unadapt(net), heads=head)
 
     """
     root = inner_network(net)
@@ -124,6 +137,9 @@ def adapt(
     check_plain(root, NAME)
     check_number("tolerance", tolerance, 0, 1, open_low=True)
     start = BIAS if bias is None else check_number("bias", bias, open_low=True, open_high=True)
+    check_heads(heads)
+    if isinstance(example, int | float | str):
+        raise TypeError(f"expected inputs of the network as example, got {example!r:.40}")
     found, refused = find_runs(root, where)
     check_found(root, found, refused, where)
     hooks.check_free(found)
@@ -140,9 +156,16 @@ def adapt(
         run = run_of(root, each, kind, decides, start, heads)
         runs.append(run.train(each.layers[-1].training))
         configs.append(RunConfig(each.name, len(each.layers), decides, kind.width, kind.is_map))
+    widths_known = all(each.family is not None for each in found)
+    by_example = given is not None and bias is None
+    if heads is not None:
+        by_example = check_bias(runs, bias is not None, by_example and widths_known) and by_example
+        if bias is not None:
+            set_bias(runs, start)
     config = with_heads(AdaptConfig(tuple(configs), start, name_of(heads), frozen), runs)
     trained = frozenset(name for name, p in root.named_parameters() if frozen and p.requires_grad)
-    before = Before(trained, tuple(_settings(root, found)))
+    settings, around = tuple(_settings(root, found)), _around(net, root)
+    before = Before(trained, settings, give_own_config(root, around))
     root.add_module(NAME, Adaptation(runs, config, refused, before))
     try:
         hooks.install(root, zip(found, runs, strict=True), holders_of(root, net))
@@ -153,11 +176,12 @@ def adapt(
             hooks.freeze_norms(root)
             for parameter in (root.get_parameter(each) for each in trained):
                 parameter.requires_grad_(False)
-        if given is not None and bias is None and heads is None:
+        if given is not None and by_example:
             config = replace(config, bias=bias_within(root, runs, given, tolerance))
         elif given is not None:
             check_call(root, given)
-        _record(root, config)
+        adaptation_of(root).config = config
+        write_record(root, NAME, config, runs)
     except BaseException:
         unadapt(net)
         raise
@@ -190,9 +214,7 @@ def unadapt(net: Any) -> Any:
     for module in (root, *holders_of(root, net)):
         hooks.remove(module, runs)
     delattr(root, NAME)
-    own = getattr(root, "config", None)
-    if hasattr(own, NAME):
-        delattr(own, NAME)
+    restore_config(root, _around(net, root), before.config, NAME)
     for name, attribute, value in before.settings:
         setattr(root.get_submodule(name), attribute, value)
     for name, parameter in root.named_parameters():
@@ -226,12 +248,9 @@ def adaptation_of(net: nn.Module) -> Adaptation:
     return found
 
 
-def _record(net: nn.Module, config: AdaptConfig) -> None:
-    """Store the record, also in a Hugging Face configuration, which goes into every checkpoint."""
-    adaptation_of(net).config = config
-    own = getattr(net, "config", None)
-    if hasattr(own, "to_json_string"):
-        setattr(own, NAME, json.loads(config.to_json()))
+def _around(net: Any, root: nn.Module) -> nn.Module:
+    """Return the module whose parts may refer to the configuration of a network."""
+    return net if isinstance(net, nn.Module) else root
 
 
 def _settings_of(net: nn.Module, run: FoundRun) -> dict[str, Any]:

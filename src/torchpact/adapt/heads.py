@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from torchpact.adapt.config import AdaptConfig
 from torchpact.adapt.width import StateKind
@@ -45,6 +45,32 @@ def default_head(
         head = TokenHead(kind.width, bias, normalize)
     move_to_layer(head, layer)
     return head
+
+
+def check_bias(runs: Sequence[LayerRun], given: bool, wanted: bool) -> bool:
+    """Return whether all heads have a bias that can be set.
+
+    Args:
+        runs: Those with the heads.
+        given: Whether a bias is given.
+        wanted: Whether one is to be chosen by an example.
+
+    Raises:
+        ValueError: There is none to be set.
+
+    """
+    for head in (head for run in runs for head in run.heads):
+        bias = getattr(head, "bias", None)
+        if isinstance(bias, Tensor) and bias.numel() == 1 and not isinstance(head, Criterion):
+            continue
+        if given or (wanted and not isinstance(head, Criterion)):
+            argument = "bias" if given else "example"
+            raise ValueError(
+                f"expected heads with a bias of one number for {argument}= to set, got a "
+                f"{type(head).__name__}: set it where you make the heads, and leave {argument}= out"
+            )
+        return False
+    return True
 
 
 def name_of(heads: Any) -> str:

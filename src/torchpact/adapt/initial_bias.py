@@ -34,7 +34,7 @@ def bias_within(net: nn.Module, runs: Sequence[LayerRun], example: CallArgs, tol
                 original = _output(example.call(net))
 
             def difference(bias: float) -> float:
-                _set(runs, bias)
+                set_bias(runs, bias)
                 torch.manual_seed(0)
                 with use_mode(net, Relaxed()):
                     relaxed = _output(example.call(net))
@@ -49,7 +49,7 @@ def bias_within(net: nn.Module, runs: Sequence[LayerRun], example: CallArgs, tol
             for _ in range(STEPS):
                 middle = (low + high) / 2
                 low, high = (middle, high) if difference(middle) <= tolerance else (low, middle)
-            _set(runs, low)
+            set_bias(runs, low)
             return low
     finally:
         for module, before in training:
@@ -73,7 +73,15 @@ def check_call(net: nn.Module, example: CallArgs) -> None:
             module.training = before
 
 
-def _set(runs: Sequence[LayerRun], bias: float) -> None:
+@torch.no_grad()
+def set_bias(runs: Sequence[LayerRun], bias: float) -> None:
+    """Set the bias of all heads.
+
+    Args:
+        runs: Those with the heads.
+        bias: The bias.
+
+    """
     for run in runs:
         for head in run.heads:
             assert isinstance(head.bias, Tensor)

@@ -5,7 +5,7 @@ import inspect
 import json
 import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,8 @@ from torchpact.adapt.adapting import NAME, adapt, adaptation_of, holder_of, unad
 from torchpact.adapt.card import model_card
 from torchpact.adapt.config import AdaptConfig
 from torchpact.adapt.heads import Heads, with_heads
-from torchpact.adapt.network import inner_network
+from torchpact.adapt.network import has_adapters_around, inner_network
+from torchpact.adapt.own_config import THRESHOLDS
 from torchpact.checks import one_line
 from torchpact.core.layer_run import LayerRun
 from torchpact.core.thresholds import Thresholds, spelled
@@ -40,7 +41,8 @@ def save_pretrained(net: Any, folder: str | Path) -> None:
         folder: Where to write; it is created if it does not exist.
 
     Raises:
-        ValueError: The network is not adapted.
+        FileExistsError: ``folder`` is a file.
+        ValueError: The network is not adapted, or has adapters of peft, which are to be merged first.
 
     Example:
         >>> import tempfile
@@ -58,28 +60,35 @@ def save_pretrained(net: Any, folder: str | Path) -> None:
     """
     root = inner_network(net)
     adaptation = adaptation_of(root)
+    if has_adapters_around(net) or _has_adapters(root):
+        raise ValueError(
+            f"expected a network without adapters of peft, got a {type(net).__name__} with some: save what "
+            "net.merge_and_unload() returns"
+        )
     if holder_of(root) is not root:
         raise ValueError(
             f"expected the network that was adapted, got a {type(root).__name__} around it: save what it "
-            "wraps (with peft, net.merge_and_unload())"
+            "wraps"
         )
     from safetensors.torch import save_file
 
-    folder = Path(folder)
+    folder = _folder(folder)
+    if folder.exists() and not folder.is_dir():
+        raise FileExistsError(f"expected the name of a folder, got a file: {folder}")
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as name:
         written = Path(name)
         _save_backbone(root, written)
         if not any(written.glob("*.safetensors*")):
             raise ValueError(
-                f"expected a network whose save_pretrained writes its weights, got a {type(root).__name__}, "
-                "which writes others"
+                f"expected a network whose save_pretrained writes its weights, got a {type(root).__name__}: "
+                "save_pretrained wrote no .safetensors file"
             )
         heads = {key: value.detach().contiguous() for key, value in adaptation.state_dict().items()}
         save_file(heads, written / HEADS)
         runs = [run for run in adaptation.runs if isinstance(run, LayerRun)]
         config = with_heads(adaptation.config, runs)  # which use_heads may have changed
-        record = {"adapt": json.loads(config.to_json()), "bounds": _bounds(adaptation.runs)}
+        record = {"adapt": json.loads(config.to_json()), THRESHOLDS: thresholds_of(runs)}
         (written / RECORD).write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
         if not (folder / CARD).exists() and not (written / CARD).exists():
             (written / CARD).write_text(model_card(root), encoding="utf-8")
@@ -128,15 +137,13 @@ def from_pretrained(
     from safetensors import SafetensorError
     from safetensors.torch import load_file, load_model
 
-    if not isinstance(folder, str | os.PathLike):
-        raise TypeError(f"expected the name of a folder, got a {type(folder).__name__}")
-    folder = Path(folder)
+    folder = _folder(folder)
     record_file, heads_file = folder / RECORD, folder / HEADS
     if not record_file.is_file():
         return _from_checkpoint(folder, heads, options)
     record = _json(record_file)
     if not isinstance(record, dict) or "adapt" not in record:
-        raise ValueError(f'expected a record with "adapt" in {record_file}, got another')
+        raise ValueError(f'expected a record with "adapt" in {record_file}, got a file without it')
     config = _config(record["adapt"], record_file)
     if net is None:
         net = _transformers_class(folder).from_pretrained(folder, **options)
@@ -152,10 +159,7 @@ def from_pretrained(
         adaptation.load_state_dict(load_file(heads_file), strict=True)
     except (RuntimeError, SafetensorError, OSError) as error:
         raise ValueError(f"expected the heads of this network in {heads_file}: {one_line(error)}") from None
-    try:
-        _set_bounds(adaptation.runs, record.get("bounds", {}))
-    except (TypeError, ValueError) as error:
-        raise ValueError(f'expected "bounds" of this network in {record_file}: {one_line(error)}') from None
+    _set_thresholds(adaptation.runs, record, record_file)
     return again.eval()
 
 
@@ -193,6 +197,12 @@ def _from_checkpoint(folder: Path, heads: Heads | None, options: Mapping[str, An
     kind = _transformers_class(folder)
     net = kind(kind.config_class.from_pretrained(folder, **options))
     again = _adapted(net, _config(config[NAME], file), heads, file)
+    heads_of_it = adaptation_of(again).state_dict()  # some criteria have no weights
+    if heads_of_it and not any(key.startswith(f"{NAME}.") for key in weights):
+        raise ValueError(
+            f"expected the weights of halting heads in {folder}, got a record of them but no heads: the "
+            "network was saved without them, and plain from_pretrained of its class loads it"
+        )
     dtype = options.get("dtype")
     if isinstance(dtype, torch.dtype):
         weights = {key: each.to(dtype) if each.is_floating_point() else each for key, each in weights.items()}
@@ -205,6 +215,7 @@ def _from_checkpoint(folder: Path, heads: Heads | None, options: Mapping[str, An
             f"expected the weights of this network in {folder}; {[*missing, *unexpected][0]!r} is "
             f"{'missing' if missing else 'not one of them'}"
         )
+    _set_thresholds(adaptation_of(again).runs, config[NAME], file)
     return again.eval()
 
 
@@ -246,7 +257,8 @@ def _adapted(net: Any, config: AdaptConfig, heads: Heads | None, file: Path) -> 
     names, pers = [run.name for run in config.runs], {run.per for run in config.runs}
     per = pers.pop() if len(pers) == 1 else None
     try:
-        settings: dict[str, Any] = {"where": names, "per": per, "bias": config.bias, "frozen": config.frozen}
+        bias = config.bias if heads is None else None
+        settings: dict[str, Any] = {"where": names, "per": per, "bias": bias, "frozen": config.frozen}
         adapt(net, heads=heads, record=config.runs, **settings)
     except (TypeError, ValueError) as error:
         raise ValueError(f"expected a record of this network in {file}: {one_line(error)}") from None
@@ -287,20 +299,52 @@ def _json(path: Path) -> Any:
         raise ValueError(f"expected JSON in {path}: {one_line(error):.200}") from None
 
 
-def _bounds(runs: nn.ModuleList) -> dict[str, list[float | str]]:
-    """Return the thresholds that are set on runs."""
-    found: dict[str, list[float | str]] = {}
-    for run in runs:
-        assert isinstance(run, LayerRun)
-        if run.bounds is not None:
-            found[run.name] = spelled(run.bounds)
-    return found
+def _folder(folder: Any) -> Path:
+    if not isinstance(folder, str | os.PathLike):
+        raise TypeError(f"expected the name of a folder, got a {type(folder).__name__}")
+    return Path(folder)
 
 
-def _set_bounds(runs: nn.ModuleList, given: Any) -> None:
+def _has_adapters(root: nn.Module) -> bool:
+    """Return whether peft has put adapters into the layers of a network."""
+    kinds = {type(module) for module in root.modules()}
+    return any(base.__name__ == "BaseTunerLayer" for kind in kinds for base in kind.__mro__)
+
+
+def thresholds_of(runs: Iterable[nn.Module]) -> dict[str, list[float | str]]:
+    """Return the thresholds that are set on runs, by name, as JSON can hold them.
+
+    Args:
+        runs: The runs.
+
+    """
+    own = [run for run in runs if isinstance(run, LayerRun)]
+    return {run.name: spelled(run.bounds) for run in own if run.bounds is not None}
+
+
+def set_thresholds(runs: Iterable[nn.Module], given: Any) -> None:
+    """Set thresholds on runs.
+
+    Args:
+        runs: The runs.
+        given: As :func:`thresholds_of` returns them.
+
+    Raises:
+        TypeError: An entry is no threshold.
+        ValueError: They are not for these runs.
+
+    """
     if not isinstance(given, Mapping):
-        raise ValueError('expected "bounds" by the names of runs, got another record')
+        raise ValueError("expected thresholds by the names of runs, got another record")
     for run in runs:
         assert isinstance(run, LayerRun)
         if run.name in given:
             run.bounds = Thresholds(dict(given)).for_block(0, run.name, run.max_steps - 1)
+
+
+def _set_thresholds(runs: Iterable[nn.Module], record: Mapping[str, Any], file: Path) -> None:
+    """Set the thresholds that a record holds, which older records call bounds."""
+    try:
+        set_thresholds(runs, record.get(THRESHOLDS, record.get("bounds", {})))
+    except (TypeError, ValueError) as error:
+        raise ValueError(f'expected "thresholds" of this network in {file}: {one_line(error)}') from None

@@ -14,6 +14,7 @@ from torchpact.core.halting_module import HaltingModule
 from torchpact.core.modes import Mode
 from torchpact.core.ponder import Ponder
 from torchpact.core.state import map_state
+from torchpact.core.thresholds import spelled
 
 Per = Literal["token", "example", "pixel"]
 
@@ -71,6 +72,33 @@ class LayerRun(HaltingModule):
 
     enabled: bool
     """Whether hooks do anything; without, the network is the original."""
+    _bounds: tuple[float, ...] | None
+    _noted: dict[str, list[float | str]] | None
+
+    @property
+    def bounds(self) -> tuple[float, ...] | None:
+        """What logits must exceed in thresholded mode, if not its threshold."""
+        return self._bounds
+
+    @bounds.setter
+    def bounds(self, bounds: tuple[float, ...] | None) -> None:
+        self._bounds = bounds
+        self.note_thresholds(self.__dict__.get("_noted"))
+
+    def note_thresholds(self, record: dict[str, list[float | str]] | None) -> None:
+        """Note the thresholds that are set, now and whenever they change, by the name of the run.
+
+        Args:
+            record: Where; None is nowhere.
+
+        """
+        self._noted = record
+        if record is None:
+            return
+        if self._bounds is None:
+            record.pop(self.name, None)
+        else:
+            record[self.name] = spelled(self._bounds)
 
     @property
     def all_heads(self) -> nn.ModuleList:

@@ -237,6 +237,7 @@ class use_heads(_Override):
                 )
         wanted: dict[HaltingModule, tuple[Any, ...]] = {}
         for name, own in given.items():
+            check_heads(own)
             block = blocks[name]
             if isinstance(block, LayerRun):
                 layers: list[nn.Module] = [*block.layers]
@@ -260,6 +261,22 @@ class use_heads(_Override):
     def _write(block: HaltingModule, values: tuple[Any, ...]) -> None:
         heads, block.bounds = values
         block.put_heads(heads)
+
+
+def check_heads(heads: Any) -> None:
+    """Refuse what makes no heads.
+
+    Args:
+        heads: As a user gave them; None is the default of :func:`torchpact.adapt`.
+
+    Raises:
+        TypeError: They are neither modules nor a factory.
+
+    """
+    if heads is not None and not callable(heads) and not isinstance(heads, nn.ModuleList | list | tuple):
+        raise TypeError(
+            f"expected heads to be a criterion, or a function of a layer and its width, got {heads!r:.40}"
+        )
 
 
 def _blocks(model: nn.Module, what: str) -> dict[str, HaltingModule]:

@@ -15,6 +15,7 @@ from torchpact.core.block import AdaptiveBlock
 from torchpact.core.call_args import CallArgs, call_args, channels_last, first_tensor
 from torchpact.core.callables import uncompiled
 from torchpact.core.collect import uncollected
+from torchpact.core.halting_module import check_module
 from torchpact.core.modes import Mode, as_mode
 from torchpact.engines.attention.outside import PackedModules
 from torchpact.engines.autotune import Choice, Notes, built, choose, joined, measuring
@@ -80,8 +81,7 @@ def deploy(
         block     output    engine ...
 
     """
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"expected an nn.Module, got a {type(model).__name__}")
+    check_module(model)
     net = uncompiled(model)
     given = call_args(example, kwargs)
     first = first_tensor(given)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torchpact.core.call_args import call_args, first_tensor
 from torchpact.core.callables import uncompiled
 from torchpact.core.frozen import FrozenModule
+from torchpact.core.halting_module import check_module
 from torchpact.core.ponder import Ponder
 from torchpact.flops.blocks import block_costs
 from torchpact.flops.conv import conv_block_flops
@@ -103,8 +104,7 @@ def count_flops(model: nn.Module, inputs: Any, *, kwargs: Mapping[str, Any] | No
         tensor([3, 1])
 
     """
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"expected an nn.Module, got a {type(model).__name__}")
+    check_module(model)
     net = uncompiled(model)
     given = call_args(inputs, kwargs)
     first = first_tensor(given)

@@ -18,11 +18,13 @@ micro-batches. A price is a mean over examples: :func:`price_scale` returns the 
 models take the number and return a mean, see :func:`ignores_item_count`.
 """
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
@@ -31,7 +33,7 @@ from transformers.trainer_utils import get_last_checkpoint
 import torchpact as tp
 from torchpact import Ponders
 from torchpact.adapt.adapting import adaptation_of
-from torchpact.adapt.saving import HEADS
+from torchpact.adapt.saving import HEADS, set_thresholds, thresholds_of
 
 Tau = float | Tensor
 
@@ -203,10 +205,10 @@ class PonderCallback(TrainerCallback):
     ) -> None:
         """Write the heads of a network that peft wraps into its checkpoint."""
         if model is not None and state.is_world_process_zero and _saves_adapters_only(model):
-            heads = {
-                name: value.detach().contiguous() for name, value in adaptation_of(model).state_dict().items()
-            }
-            save_file(heads, Path(args.output_dir) / f"checkpoint-{state.global_step}" / HEADS)
+            adaptation = adaptation_of(model)
+            heads = {name: value.detach().contiguous() for name, value in adaptation.state_dict().items()}
+            thresholds = {"thresholds": json.dumps(thresholds_of(adaptation.runs))}
+            save_file(heads, Path(args.output_dir) / f"checkpoint-{state.global_step}" / HEADS, thresholds)
 
     def on_train_end(
         self,
@@ -231,7 +233,11 @@ def _load_heads(model: nn.Module, folder: str) -> None:
     file = Path(folder) / HEADS
     if not file.is_file():
         raise ValueError(f"expected the heads of this network in {file}, beside the adapters of peft")
-    adaptation_of(model).load_state_dict(load_file(file))
+    adaptation = adaptation_of(model)
+    adaptation.load_state_dict(load_file(file))
+    with safe_open(file, "pt") as opened:
+        thresholds = json.loads((opened.metadata() or {}).get("thresholds", "{}"))
+    set_thresholds(adaptation.runs, thresholds)
 
 
 class PonderMixin:

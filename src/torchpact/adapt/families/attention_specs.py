@@ -25,7 +25,8 @@ def linear(layer: Any) -> Projection:
 
     """
     if type(layer) is not nn.Linear:
-        raise TypeError(f"expected it to have plain linear layers, got a {type(layer).__name__}")
+        kind = f"{type(layer).__module__}.{type(layer).__qualname__}"
+        raise TypeError(f"expected it to have plain linear layers, got a {kind}")
     return Projection.of(layer)
 
 
