@@ -19,6 +19,7 @@ from torchpact.core.halting_module import check_module
 from torchpact.core.modes import Mode, as_mode
 from torchpact.engines.attention.outside import PackedModules
 from torchpact.engines.autotune import Choice, Notes, built, choose, joined, measuring
+from torchpact.engines.conv.support import conv_block_problem
 from torchpact.engines.deployed import Deployed
 from torchpact.engines.graphs import as_called_block
 from torchpact.engines.hooked import PatchedLayers
@@ -30,7 +31,7 @@ from torchpact.engines.snapshot import left_as_it_was, snapshot
 from torchpact.engines.timing import CpuContention
 from torchpact.engines.whole import as_copy, as_sequence
 from torchpact.flops.blocks import BlockCost, Meter
-from torchpact.specs import BlockSpec, block_spec, network_spec
+from torchpact.specs import BlockSpec, block_spec, called_as_a_whole, network_spec
 from torchpact.specs.call_capture import Call, adaptive_parts, captured
 from torchpact.specs.providers import is_changed, is_watched
 
@@ -113,12 +114,11 @@ def _tune(fast: Deployed, own: nn.Module, names: Sequence[str], asked: bool, giv
     fast.refuse_misfits(given)
     if not len(first):
         raise ValueError("expected an example of at least one input, got none")
-    specs = {name: block_spec(part, name) for name, part in adaptive_parts(own).items()}
+    found = adaptive_parts(own)
+    specs = {name: _spec_of(part, name, own) for name, part in found.items()}
     network, contention, notes = network_spec(own), CpuContention(), Notes()
     with measuring(first), left_as_it_was(own), uncollected():
-        parts = {name: spec.module for name, spec in specs.items()}
-        with captured(parts, keep=True) as calls:
-            given.call(own)
+        calls = _captured_calls(own, given, found, specs)
         costs, rest = _counted(own, given, specs, calls, notes)
         wholes = {} if network is None else built(network, given, names, notes)
         # an engine that runs the network needs not be tried on its blocks
@@ -152,6 +152,27 @@ def _tune(fast: Deployed, own: nn.Module, names: Sequence[str], asked: bool, giv
     busy = first.device.type == "cpu" and contention.is_high()
     what = "images" if network is not None else "examples"
     fast.report = Report(len(first), rows, [*notes], what, busy)
+
+
+def _spec_of(part: nn.Module, name: str, own: nn.Module) -> BlockSpec:
+    """Return what a part is: of a run of layers that convolutional engines know, the module that calls it."""
+    spec = block_spec(part, name)
+    whole = called_as_a_whole(spec, own)
+    return spec if whole.run is None or conv_block_problem(whole) is not None else whole
+
+
+def _captured_calls(
+    own: nn.Module, given: CallArgs, found: Mapping[str, nn.Module], specs: Mapping[str, BlockSpec]
+) -> dict[str, list[Call]]:
+    """Return the calls of the parts of a network; of a run that a module calls, with what that was given."""
+    callers = {name: spec.module for name, spec in specs.items() if spec.run is not None}
+    with captured(found, keep=True) as calls, captured(callers, keep=True) as entered:
+        given.call(own)
+    for name, seen in entered.items():
+        if len(seen) == len(calls[name]):  # else others call the layers, too
+            pairs = zip(calls[name], seen, strict=True)
+            calls[name] = [call._replace(given=each.given, output=each.output) for call, each in pairs]
+    return calls
 
 
 def _counted(
@@ -209,7 +230,11 @@ def _packed_outside(own: nn.Module, patches: Patches) -> Notes:
 
 def _layerwise_choice(spec: BlockSpec, names: Sequence[str], notes: Notes, asked: bool) -> Choice:
     """Return what runs layers that the network calls itself; how fast is measured in the network."""
-    runners: dict[str, Any] = built(spec, CallArgs(), names, notes, asked)
+    among = [name for name in names if name != "dense"]  # the network itself, for layers that it calls
+    runners: dict[str, Any] = built(spec, CallArgs(), among, notes, asked)
+    problem = None if spec.conv_units is None else conv_block_problem(spec)
+    if problem is not None and not any(problem in note for note in notes):
+        notes[problem] = None
     if spec.reason and not any(spec.reason in note for note in notes):
         notes[spec.reason] = None
     best = next(iter(runners), "dense")
@@ -221,6 +246,8 @@ def _why_as_it_is(spec: BlockSpec, calls: Sequence[Call]) -> str | None:
         return f"{type(spec.module).__name__} has a forward of its own, which engines do not know"
     if not calls:
         return "the example does not come to it"
+    if spec.run is not None and not calls[0].given.args:
+        return "its layers are called by others than the module that has them, too"
     fixed = {
         name for call in calls for name in call.given.kwargs if name in ("mode", "thresholds", "max_steps")
     }

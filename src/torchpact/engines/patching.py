@@ -10,6 +10,7 @@ from torchpact.core.block import AdaptiveBlock
 from torchpact.core.call_args import CallArgs
 from torchpact.core.collect import report
 from torchpact.core.criterion import Criterion, PoolingHead
+from torchpact.core.halting_module import HaltingModule
 from torchpact.core.modes import Thresholded
 from torchpact.core.ponder import Ponder, is_unknown, without_details
 from torchpact.core.state import check_state
@@ -34,7 +35,7 @@ class PatchedPart:
 
     def __init__(self, spec: BlockSpec, runner: Runner | None = None) -> None:
         self.spec, self.reference, self.brief = spec, Reference(spec), not spec.keeps_details
-        self.block = loop_of(spec.module)
+        self.block: HaltingModule | None = loop_of(spec.module) if spec.run is None else spec.run
         self.compares = isinstance(spec.mode, Thresholded)
         self.runner = runner
         heads: Iterable[nn.Module] = () if self.block is None else self.block.all_heads
@@ -80,7 +81,7 @@ class PatchedPart:
         told = Ponder(probs, steps, expected, cost, log_prob, weights, spec.label, spec.price)
         if ran and self.block is not None:  # else the part has told by itself
             report(self.block, told)
-        return (*output, told)
+        return output[0] if spec.run is not None else (*output, told)
 
     def _run(self, u: Any, context: CallArgs, bounds: Bounds) -> tuple[bool, Any]:
         """Return whether the runner ran it, and what the part returns."""

@@ -27,7 +27,8 @@ class Reference(Runner):
     """
 
     def __init__(self, spec: BlockSpec) -> None:
-        self.adaptive, self.block = spec.adaptive, loop_of(spec.module)
+        self.block = loop_of(spec.module) if spec.run is None else spec.run
+        self.returns_ponder = spec.adaptive and spec.run is None
         # the forward of the class: that of the instance may be an engine's by now
         self.forward: Any = type(spec.module).forward.__get__(spec.module)
 
@@ -38,7 +39,7 @@ class Reference(Runner):
         else:
             with run_bounds({self.block: bounds}):
                 returned = self.forward(u, *context.args, **context.kwargs)
-        return returned if self.adaptive else (returned, None)
+        return returned if self.returns_ponder else (returned, None)
 
     def accepts(self, u: State, context: CallArgs) -> bool:
         """Any call that the part takes."""

@@ -46,7 +46,8 @@ def conv_block_flops(spec: BlockSpec, steps: Tensor, height: int, width: int) ->
         asked = steps.clamp(max=len(heads))
         if heads[0].taps is not None:
             flops = flops + _sum(asked) * alike * (2 * heads[0].taps.numel())
-        flops = flops + asked.amax((1, 2, 3)).long() * (2 * heads[0].pool.numel())
+        if heads[0].pool is not None:
+            flops = flops + asked.amax((1, 2, 3)).long() * (2 * heads[0].pool.numel())
     return flops
 
 

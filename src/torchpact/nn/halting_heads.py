@@ -5,7 +5,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from torchpact.core.criterion import PoolingHead
-from torchpact.specs import RowHead, register_head
+from torchpact.specs import ConvHead, RowHead, register_head
 
 
 class TokenHead(nn.Module):
@@ -110,3 +110,11 @@ class PixelHead(nn.Module):
 @register_head(TokenHead)
 def _token_head(head: TokenHead) -> RowHead:
     return RowHead(head.weight, head.bias, head.normalize, head)
+
+
+@register_head(PixelHead)
+def _pixel_head(head: PixelHead) -> ConvHead:
+    weight, bias = head.weight.detach(), head.bias.detach()
+    if head.per_example:
+        return ConvHead(None, weight.flatten(1), bias, module=head)
+    return ConvHead(weight, None, bias, module=head)

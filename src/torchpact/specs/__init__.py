@@ -8,7 +8,8 @@ Steps      ConvUnit, AttentionLayer, PositionwiseResidual, RecurrentCell, Opaque
 Heads      ConvHead, LinearHead, RowHead, NeverHead, CriterionHead, Opaque
 Parts      Projection; LayerContext is what one call of an attention layer is given
 Wholes     BlockSpec, NetworkSpec
-Providers  register_step, register_head, register_block, register_network; block_spec, network_spec
+Providers  register_step, register_head, register_block, register_network; block_spec, network_spec,
+           called_as_a_whole
 Prices     register_price, price_of: what a step of one's own costs
 Execution  register_gated, run_gated, dense_execution: how gated steps skip closed positions, or do not
 """
@@ -26,6 +27,7 @@ from torchpact.specs.heads import ConvHead, CriterionHead, HeadSpec, LinearHead,
 from torchpact.specs.prices import price_of, register_price
 from torchpact.specs.providers import (
     block_spec,
+    called_as_a_whole,
     network_spec,
     register_block,
     register_head,
@@ -63,6 +65,7 @@ __all__ = [
     "RowHead",
     "StepSpec",
     "block_spec",
+    "called_as_a_whole",
     "dense_execution",
     "gated_execution",
     "has_gated_execution",

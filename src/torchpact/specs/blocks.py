@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from torchpact.core.block import AdaptiveBlock
+from torchpact.core.layer_run import LayerRun
 from torchpact.core.modes import Mode, Thresholded
 from torchpact.specs.heads import ConvHead, CriterionHead, HeadSpec
 from torchpact.specs.steps import Conv, ConvUnit, Norm, Opaque, StepSpec
@@ -46,7 +47,9 @@ class BlockSpec:
     recurrent: bool = False
     """Whether it is a recurrent layer, each of whose time steps is a block."""
     hooked: bool = False
-    """Whether it is a run of layers that the network calls itself, and hooks drive."""
+    """Whether it is a run of layers that the network calls itself, one by one, and hooks drive."""
+    run: LayerRun | None = None
+    """The run of layers whose hooks drive it, where ``module`` calls them and does nothing else."""
 
     @property
     def adaptive(self) -> bool:

@@ -6,6 +6,7 @@ says in a line why there is none, as for a layer with other settings: "expected 
 a block, "it" becomes the number of the step or head: "expected step 2 to have …".
 """
 
+import operator
 from collections.abc import Callable
 from dataclasses import replace
 from inspect import getattr_static
@@ -30,6 +31,7 @@ _STEPS: dict[Any, Callable[[Any], StepSpec]] = {}
 _HEADS: dict[Any, Callable[[Any], HeadSpec]] = {}
 _BLOCKS: dict[type[nn.Module], Callable[[Any], BlockSpec]] = {}
 _NETWORKS: dict[type[nn.Module], Callable[[Any], NetworkSpec]] = {}
+_IDLE_HOOKS: set[str] = set()
 
 
 def register_step(kind: type[nn.Module] | str) -> Callable[[F], F]:
@@ -129,11 +131,22 @@ def is_watched(*modules: nn.Module) -> bool:
     )
 
 
+def register_idle_hook(kind: str) -> None:
+    """Say that hooks of a class do nothing in evaluation, so that engines need not run them.
+
+    Args:
+        kind: The qualified name of the class, ``package.module.Class``.
+
+    """
+    _IDLE_HOOKS.add(kind)
+
+
 def _only_looks(hook: Any) -> bool:
-    """Whether a hook is one that drives a run of layers, or one of transformers that captures outputs."""
+    """Whether a hook drives a run of layers, does nothing in evaluation, or is a capture of transformers."""
     name, module = getattr(hook, "__qualname__", ""), getattr(hook, "__module__", "")
     captures = name.startswith("install_output_") and module.startswith("transformers.")
-    return isinstance(hook, LayerHook) or captures
+    is_idle = f"{type(hook).__module__}.{type(hook).__qualname__}" in _IDLE_HOOKS
+    return isinstance(hook, LayerHook) or is_idle or captures
 
 
 def is_changed(block: nn.Module) -> bool:
@@ -204,6 +217,47 @@ def _run_spec(run: LayerRun, name: str, hooks: bool) -> BlockSpec:
         batch_dim=run.batch_dim,
         hooked=True,
     )
+
+
+def called_as_a_whole(spec: BlockSpec, net: nn.Module) -> BlockSpec:
+    """Return a run of convolutional units as a block, if a module calls its layers and does nothing else.
+
+    Such a module is an ``nn.Sequential`` of them, or of a class that has a provider of blocks.
+
+    Args:
+        spec: A run of layers, or any other part.
+        net: The network that it is a part of.
+
+    Returns:
+        The spec of a block whose ``module`` is that which calls the layers; else the spec as it is.
+
+    Example:
+        >>> units = [tp.models.ResidualUnit(16, 16) for _ in range(3)]
+        >>> net = tp.adapt(nn.Sequential(nn.Sequential(*units), nn.Flatten())).eval()
+        >>> spec = block_spec(net.torchpact.runs[0])
+        >>> spec.hooked, called_as_a_whole(spec, net).hooked, called_as_a_whole(spec, net).module is net[0]
+        (True, False, True)
+
+    """
+    run = spec.module
+    if not (spec.hooked and isinstance(run, LayerRun)) or spec.conv_units is None:
+        return spec
+    caller = next((module for module in net.modules() if _only_calls(module, run, spec)), None)
+    return spec if caller is None else replace(spec, module=caller, run=run, hooked=False)
+
+
+def _only_calls(module: nn.Module, run: LayerRun, spec: BlockSpec) -> bool:
+    """Whether a module calls the layers of a run one after the other, and does nothing else."""
+    if "forward" in vars(module):
+        return False
+    if type(module) is nn.Sequential:
+        return len(module) == len(run.layers) and all(map(operator.is_, module, run.layers))
+    provider = None if isinstance(module, HaltingModule) else _block_provider(module)
+    told = None if provider is None else provider(module)
+    if told is None or told.heads or told.conv_units is None or spec.conv_units is None:
+        return False
+    own, units = ([unit.weight.data_ptr() for unit in each.conv_units or ()] for each in (told, spec))
+    return own == units
 
 
 def is_block(module: nn.Module) -> bool:

@@ -138,8 +138,9 @@ class _Head(NamedTuple):
 
     @classmethod
     def of(cls, head: ConvHead) -> "_Head":
-        assert head.taps is not None  # as the engine has seen
-        taps, pool, bias = (x.detach().float().clone() for x in (head.taps[0], head.pool, head.bias))
+        kernel = head.kernel
+        assert kernel is not None  # as the engine has seen
+        taps, pool, bias = (x.detach().float().clone() for x in (kernel[0], head.mean_weight, head.bias))
         return cls(taps.flatten(1), pool, bias)
 
 

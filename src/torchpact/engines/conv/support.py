@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from torchpact.core.callables import unwrapped
+from torchpact.core.layer_run import LayerRun
 from torchpact.core.modes import Mode, Thresholded
 from torchpact.specs import BlockSpec, ConvHead, ConvUnit, CriterionHead, HeadSpec, Opaque, StepSpec
 from torchpact.specs.blocks import Bounds
@@ -40,9 +41,15 @@ def conv_block_problem(spec: BlockSpec, *, one_precision: bool = True) -> str | 
         return "expected a block whose steps are all ResidualUnit or all Bottleneck of torchpact.models"
     if heads is None:
         others = {_kind_of(head) for head in spec.heads if not isinstance(head, ConvHead)}
-        return f"expected halting heads of torchpact.models.HaltingHead, got {_names(others)}"
+        known = "of torchpact.models.HaltingHead"
+        if isinstance(spec.module, LayerRun):
+            known = "as tp.adapt makes them by default"
+        return f"expected halting heads {known}, got {_names(others)}"
     precision = _precision_problem(spec) if one_precision else None
-    return precision or _unit_problem(spec, units) or _head_problem(heads, units)
+    problem = precision or _unit_problem(spec, units) or _head_problem(heads, units)
+    if problem is None and spec.hooked:
+        return "expected units in an nn.Sequential of their own, got units that the network calls one by one"
+    return problem
 
 
 def _kind_of(part: StepSpec | HeadSpec) -> str:
@@ -58,8 +65,11 @@ def _names(kinds: set[str]) -> str:
 
 
 def _precision_problem(spec: BlockSpec) -> str | None:
-    buffers = [buffer for buffer in spec.module.buffers() if buffer.is_floating_point()]
-    found = {f"{tensor.dtype} on {tensor.device}" for tensor in (*spec.module.parameters(), *buffers)}
+    run = spec.module if isinstance(spec.module, LayerRun) else spec.run
+    modules = [spec.module] if run is None else [run, *run.layers]
+    buffers = [buffer for each in modules for buffer in each.buffers() if buffer.is_floating_point()]
+    parameters = [parameter for each in modules for parameter in each.parameters()]
+    found = {f"{tensor.dtype} on {tensor.device}" for tensor in (*parameters, *buffers)}
     if len(found) < 2:
         return None
     return f"expected all of the block in one precision on one device, got {_names(found)}"
@@ -91,15 +101,23 @@ def _head_problem(heads: Sequence[ConvHead], units: Sequence[ConvUnit]) -> str |
     if len(groups) > 1:
         found = ", ".join(map(str, sorted(groups)))
         return f"expected one size of patches for all units and heads, got {found}"
-    kinds = {(head.taps is None, head.norm is None, head.pooled_norm is None) for head in heads}
+    kinds = {
+        (_size_of(head.taps), _size_of(head.pool), head.norm is None, head.pooled_norm is None)
+        for head in heads
+    }
     if len(kinds) > 1:
         return "expected heads that are alike: all for pixels or for images, with norms or without"
     if heads and heads[0].taps is None and heads[0].group > 1:
         return "expected decisions for patches by heads with a convolution, got some for images"
     for number, head in enumerate(heads, start=1):
-        if head.pool.size(1) != channels:
-            return f"expected head {number} to look at {channels} channels, got {head.pool.size(1)}"
+        if head.channels != channels:
+            return f"expected head {number} to look at {channels} channels, got {head.channels}"
     return None
+
+
+def _size_of(weight: Tensor | None) -> int:
+    """Return how many taps a weight of a head has; 0 where there is none."""
+    return 0 if weight is None else weight[0, 0].numel()
 
 
 def decides_per_pixel(spec: BlockSpec) -> bool:

@@ -193,12 +193,14 @@ class Compact(Engine):
     tolerance: ClassVar[Mapping[torch.dtype, float]] = {torch.float32: 1e-4, torch.bfloat16: 2e-2}
 
     def concerns(self, spec: BlockSpec | NetworkSpec) -> bool:
-        """Whether a part is an adaptive block."""
-        return isinstance(spec, BlockSpec) and isinstance(spec.module, AdaptiveBlock)
+        """Whether a part is an adaptive block, or units that are one for engines."""
+        return isinstance(spec, BlockSpec) and (
+            isinstance(spec.module, AdaptiveBlock) or spec.run is not None
+        )
 
     def supports(self, spec: BlockSpec | NetworkSpec, example: CallArgs) -> str | None:
         """Blocks with one decision an example, in a mode in which examples halt for good."""
-        if not isinstance(spec, BlockSpec) or not isinstance(spec.module, AdaptiveBlock) or not spec.heads:
+        if not isinstance(spec, BlockSpec) or not self.concerns(spec) or not spec.heads:
             return "compact: expected an adaptive block"
         if not spec.mode.can_exit_early:
             return f"compact: expected a mode in which examples halt for good, got {spec.mode}"
@@ -209,9 +211,9 @@ class Compact(Engine):
     def build(self, spec: BlockSpec | NetworkSpec, example: CallArgs) -> CompactRunner:
         """Return a runner, once steps are seen to treat examples, or positions, independently."""
         assert isinstance(spec, BlockSpec)
-        assert isinstance(spec.module, AdaptiveBlock)
         if conv_block_problem(spec) is None:
             return CompactRunner(folded_block(spec))
+        assert isinstance(spec.module, AdaptiveBlock)
         u, context = example.args[0], CallArgs(example.args[1:], dict(example.kwargs))
         positions = check_independence(spec.module, u, context)
         return CompactRunner(spec.module, positions, (u, context))

@@ -254,12 +254,12 @@ def _in_pairs(weight: Tensor) -> Tensor:
 
 
 def _pack_head(head: ConvHead) -> list[Tensor]:
-    channels = head.pool.size(1)
+    channels = head.channels
     nothing = torch.zeros(channels, **SINGLE)
     local, pooled = (_pack_norm(norm, nothing) for norm in (head.norm, head.pooled_norm))
-    conv = torch.zeros(9, channels, **SINGLE) if head.taps is None else head.taps[0].flatten(1).t()
+    conv = torch.zeros(9, channels, **SINGLE) if head.kernel is None else head.kernel[0].flatten(1).t()
     bias = torch.cat([head.bias.detach(), torch.zeros(BLOCK - 1, **SINGLE)])
-    return [*local, conv, *pooled, head.pool, bias]
+    return [*local, conv, *pooled, head.mean_weight, bias]
 
 
 def _pack_norm(norm: Norm | None, nothing: Tensor) -> tuple[Tensor, Tensor]:

@@ -57,9 +57,9 @@ def scaled_taps(head: ConvHead) -> Tensor:
     That is exact, but infinite beyond 2^112. float16 has too few exponents: there the kernel scales the
     products. A head that decides for images has none, which is to say zeros.
     """
-    taps = head.taps
+    taps = head.kernel
     if taps is None:
-        return head.pool.new_zeros(1, head.pool.size(1), 3, 3)
+        return head.mean_weight.new_zeros(1, head.channels, 3, 3)
     return taps if taps.dtype == torch.float16 else taps / TAP_UNIT
 
 
@@ -73,7 +73,7 @@ def pack_heads(heads: Sequence[ConvHead]) -> Tensor:
     """
     packed = []
     for head in heads:
-        taps, pool = scaled_taps(head)[0].flip(1, 2), head.pool[0]
+        taps, pool = scaled_taps(head)[0].flip(1, 2), head.mean_weight[0]
         for lower in range(2):
             rows = F.pad(taps, (0, 1, lower, 1 - lower))  # (channels, q, three columns and one more)
             rows[:, lower, 3] = pool
@@ -92,7 +92,7 @@ def pack_pools(heads: Sequence[ConvHead]) -> Tensor:
     for head in heads:
         known = scaled_taps(head).isfinite().all()
         bias = head.bias.where(known, torch.nan)
-        rows.append(torch.cat([head.pool[0], F.pad(bias, (0, 3))]).float())
+        rows.append(torch.cat([head.mean_weight[0], F.pad(bias, (0, 3))]).float())
     return torch.stack(rows)
 
 

@@ -33,11 +33,12 @@ class Head(NamedTuple):
 
 def pack_heads(heads: Sequence[ConvHead]) -> list[Head]:
     """Return them for the heads of a block."""
-    pools, made = [head.pool.T for head in heads], []
+    pools, made = [head.mean_weight.T for head in heads], []
     width = max(16, 1 << (8 + len(heads)).bit_length())  # alike for all, or kernels would be compiled anew
     for index, head in enumerate(heads):
-        assert head.taps is not None
-        columns = torch.cat([head.taps[0].flatten(1), *pools[index:]], 1)
+        kernel = head.kernel
+        assert kernel is not None
+        columns = torch.cat([kernel[0].flatten(1), *pools[index:]], 1)
         bias = head.bias.float().flatten().clone()
         made.append(Head(F.pad(columns, (0, width - columns.size(1))).contiguous(), bias))
     return made
