@@ -54,6 +54,7 @@ def test_a_folder_learns_to_meet_a_budget_on_texts(run, tmp_path, kind):
     card = (out / "network" / "README.md").read_text()
     assert "made adaptive" in card
     assert "| trained heads |" in card
+    assert "on texts of texts.txt that were" in card
     assert not (out / "checkpoint").exists()
     again = tp.from_pretrained(out / "network")
     assert again.torchpact.runs[0].bounds is not None
@@ -76,6 +77,7 @@ def test_a_network_for_images_learns_on_a_folder_of_images(run, tmp_path):
     )
     assert code == 0, err
     assert json.loads((out / "report.json").read_text())["examples"] == 4
+    assert "on images of images that were" in (out / "network" / "README.md").read_text()
     assert not hasattr(
         transformers.AutoModelForImageClassification.from_pretrained(out / "network"), "torchpact"
     )
@@ -85,7 +87,7 @@ def test_a_network_for_images_learns_on_a_folder_of_images(run, tmp_path):
     ("options", "message"),
     [
         (("--budget", 0.0001), "expected a budget of 0."),
-        (("--budget", 1.5), "flops"),
+        (("--budget", 60), "expected --budget in (0, 1], a share of the FLOPs, got 60"),
         (("--budget", 0.8, "--batch", 40), "expected at least 4 batches"),
         (("--budget", 0.8, "--per", "pixel"), "expected --per token or example"),
     ],
@@ -97,6 +99,14 @@ def test_what_cannot_be_done_is_refused_in_one_line(run, tmp_path, options, mess
     assert message in err
     assert err.strip().count("\n") == 0
     assert not (tmp_path / "adapted").exists()
+
+
+def test_an_adaptive_network_is_refused_with_a_way_out(run, tmp_path):
+    net, _ = _saved(tmp_path / "net", "encoder")
+    tp.save_pretrained(tp.adapt(net), tmp_path / "net")
+    code, _, err = run(tmp_path / "net", "--data", texts(tmp_path, 40), "--budget", 0.8)
+    assert (code, err.count("\n")) == (2, 1)
+    assert "got one that is adaptive already: name the folder of the original" in err
 
 
 def _report(ways):

@@ -9,6 +9,7 @@ from PIL import Image
 
 import torchpact as tp
 from torchpact_recipes.commands.diagnose import cosine_loss, next_token_loss
+from torchpact_recipes.commands.folders import batches_for
 from torchpact_recipes.data import DataError
 from torchpact_recipes.data.texts import read_texts, text_batches
 
@@ -60,6 +61,9 @@ def test_a_folder_is_diagnosed_on_texts(run, tmp_path, causal):
     assert [row["step"] for row in found["rows"]] == [1, 2, 3]
     assert (found["examples"], found["unit"]) == (12, "nats" if causal else "of the cosine")
     assert (out / "diagnosis.png").read_bytes().startswith(b"\x89PNG")
+    assert printed.splitlines()[-3:] == [str(out / f"diagnosis.{kind}") for kind in ("json", "png", "pdf")]
+    assert all((out / f"diagnosis.{kind}").is_file() for kind in ("json", "png", "pdf"))
+    assert "What the columns mean: docs/diagnose.md" in printed
     if causal:  # the mean over all tokens but the first of each text
         total, count = 0.0, 0
         for text in (tmp_path / "texts.txt").read_text().splitlines():
@@ -170,3 +174,43 @@ def test_a_folder_without_a_network_is_told_in_one_line(run, tmp_path):
     code, _, err = run(tmp_path / "empty", "--data", texts(tmp_path))
     assert (code, err.count("\n")) == (2, 1)
     assert "expected a network of Hugging Face with its tokenizer" in err
+
+
+def test_a_folder_of_a_plain_network_is_told_to_have_no_configuration(run, tmp_path):
+    layer = torch.nn.TransformerEncoderLayer(16, 2, 24, batch_first=True)
+    net = torch.nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+    tp.save_pretrained(tp.adapt(net), tmp_path / "net")
+    code, _, err = run(tmp_path / "net", "--data", texts(tmp_path))
+    assert (code, err.count("\n")) == (2, 1)
+    assert "got a folder without config.json: for other networks call tp.diagnose or tp.distill" in err
+
+
+@pytest.mark.parametrize("command", [("diagnose",), ("adapt", "--budget", 0.8)])
+@pytest.mark.parametrize("adaptive", [False, True])
+def test_a_folder_without_a_tokenizer_is_refused(run, tmp_path, command, adaptive):
+    transformers = pytest.importorskip("transformers")
+    sizes = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 3, "num_attention_heads": 2}
+    net = transformers.BertModel(transformers.BertConfig(vocab_size=len(WORDS), **sizes))
+    folder = tmp_path / "net"
+    if adaptive:
+        tp.save_pretrained(tp.adapt(net), folder)
+    else:
+        net.save_pretrained(folder)
+    name, *options = command
+    code, printed, err = run.func(name, folder, "--data", texts(tmp_path), "--limit", 12, *options)
+    assert (code, printed, err.count("\n")) == (2, "", 1)
+    assert f"got none: call tokenizer.save_pretrained('{folder}')" in err
+
+
+def test_a_tokenizer_that_knows_hardly_a_word_is_refused(tmp_path):
+    net, tokenizer = saved(tmp_path)
+    some = [*["a b x y"] * 4, "c"]  # 8 of 17 tokens are unknown
+    assert len(batches_for(net, tokenizer, some, 64, 2)) == 3
+    with pytest.raises(DataError, match="got 94% unknown ones"):  # 16 of 17
+        batches_for(net, tokenizer, [*["v w x y"] * 4, "c"], 64, 2)
+
+
+def test_tokenizers_whose_unknown_token_has_another_role_know_everything(tmp_path):
+    net, tokenizer = saved(tmp_path)
+    tokenizer.eos_token = tokenizer.unk_token
+    assert len(batches_for(net, tokenizer, ["x y z"], 64, 2)) == 1

@@ -13,14 +13,8 @@ from torch import Tensor, nn
 
 import torchpact as tp
 from torchpact.files import write_whole
-from torchpact_recipes.commands.diagnose import (
-    NAMES,
-    batches_for,
-    from_folder,
-    import_transformers,
-    is_image_network,
-    pixels_of,
-)
+from torchpact_recipes.commands.diagnose import is_image_network, pixels_of
+from torchpact_recipes.commands.folders import NAMES, batches_for, from_folder, import_transformers
 from torchpact_recipes.data import DataError
 from torchpact_recipes.data.texts import read_texts
 from torchpact_recipes.outputs import check_folder
@@ -53,7 +47,7 @@ def adapt(
     ],
     budget: Annotated[float, typer.Option(help="What the deployed network may cost, a share of the FLOPs.")],
     per: Annotated[
-        str | None, typer.Option(help="What halts: token or example; examples where possible, if none.")
+        str | None, typer.Option(help="What halts: token or example; by default examples where possible.")
     ] = None,
     limit: Annotated[int, typer.Option(help="How many texts or images.", min=8)] = 4096,
     length: Annotated[int, typer.Option(help="How many tokens of each text.", min=2)] = 64,
@@ -80,7 +74,8 @@ def adapt(
     check_folder(output)
     if per not in (None, "token", "example"):
         raise ValueError(f"expected --per token or example, got {per!r}")
-    tp.Budget(budget)  # refused before anything is loaded
+    if not 0 < budget <= 1:
+        raise ValueError(f"expected --budget in (0, 1], a share of the FLOPs, got {budget:g}")
     task = _task(folder, data, limit, length, batch)
     train, held, test = _split(task.batches, seed)
     config = tp.budget.DistillConfig(
@@ -112,7 +107,10 @@ def _task(folder: str, data: Path, limit: int, length: int, batch: int) -> _Task
     texts = read_texts(data, limit)
     net, tokenizer = NAMES[folder]() if folder in NAMES else from_folder(Path(folder))
     if any(name == "torchpact" for name, _ in net.named_children()):
-        raise DataError(f"{folder}: expected a plain network, got one that is adaptive already")
+        raise DataError(
+            f"{folder}: expected a plain network, got one that is adaptive already: name the folder of the "
+            "original, or call tp.distill in Python, which goes on with its heads"
+        )
     return _Task(net.eval(), batches_for(net, tokenizer, texts, length, batch), None, tokenizer)
 
 
@@ -258,6 +256,7 @@ def _write(
         ponders.table(),
         str(tp.summary(ada)),
         sum(_size(batch) for batch in test),
+        "images" if task.tokenizer is None else "texts",
     )
     target = output / "network"
     (target / "README.md").unlink(missing_ok=True)

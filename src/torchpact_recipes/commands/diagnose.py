@@ -11,22 +11,17 @@ import typer
 from torch import Tensor, nn
 
 import torchpact as tp
-from torchpact.checks import one_line
 from torchpact.files import write_whole
-from torchpact_recipes import pretrained, zoo
+from torchpact_recipes import zoo
 from torchpact_recipes.commands.common import find_network, load_test
+from torchpact_recipes.commands.folders import NAMES, batches_for, from_folder
 from torchpact_recipes.data import DataError, standardize
 from torchpact_recipes.data.image_io import read_picture
-from torchpact_recipes.data.texts import read_texts, text_batches
+from torchpact_recipes.data.texts import read_texts
 from torchpact_recipes.outputs import check_folder
 from torchpact_recipes.viz.diagnosis import show_diagnosis
 from torchpact_recipes.viz.figures import save
 
-NAMES: dict[str, Callable[[], tuple[Any, Any]]] = {
-    "minilm": pretrained.minilm,
-    "smollm2": pretrained.smollm2,
-    "stories15m": pretrained.stories15m,
-}
 BATCH = 16
 
 
@@ -52,12 +47,13 @@ def diagnose(
     data: Annotated[
         Path,
         typer.Option(
-            help="Texts, as .txt (one a line) or .jsonl ('text' in each); a folder of images, or 'sample'."
+            help="Texts, as .txt (one a line) or .jsonl ('text' in each); a folder of images, or 'sample', "
+            "whose 1,000 test images of CIFAR-10 are bundled."
         ),
     ],
     per: Annotated[
         str | None,
-        typer.Option(help="What halts: token, example or pixel; as usual for the network, if none."),
+        typer.Option(help="What halts: token, example or pixel; by default as usual for the network."),
     ] = None,
     limit: Annotated[int, typer.Option(help="How many texts or images.", min=4)] = 256,
     length: Annotated[int, typer.Option(help="How many tokens of each text.", min=2)] = 64,
@@ -74,8 +70,8 @@ def diagnose(
     Measures what every exit costs and loses, with the network's own read-out and with a fitted one, and what
     thresholds on confidence or on a linear predictor save over fixed exits, on examples that they were not
     fitted on. Decoders are measured by the next token, encoders of sentences by the cosine of their mean
-    state with that of the whole network, classifiers by the KL divergence. Writes diagnosis.json and
-    diagnosis.png.
+    state with that of the whole network, classifiers by the KL divergence. Writes diagnosis.json,
+    diagnosis.png and diagnosis.pdf. docs/diagnose.md says what the columns mean.
 
     [dim]Example: torchpact diagnose minilm --data texts.txt[/dim]
     """
@@ -102,7 +98,8 @@ def diagnose(
     write_whole(output / "diagnosis.json", f"{text}\n".encode())
     with show_diagnosis(found, f"{Path(network).name}, {found.examples} examples") as figure:
         paths = save(figure, output, "diagnosis")
-    print(text if as_json else f"{found}\n\n{output / 'diagnosis.json'}\n{paths[0]}")
+    written = "\n".join(map(str, [output / "diagnosis.json", *paths]))
+    print(text if as_json else f"{found}\n\nWhat the columns mean: docs/diagnose.md\n{written}")
 
 
 def is_image_network(name: str) -> bool:
@@ -125,73 +122,6 @@ def _of_texts(network: str, data: Path, per: str | None, limit: int, length: int
     if hasattr(first, "logits"):
         return _Task(ada, batches, None, None, None)
     return _Task(ada, batches, cosine_loss(ada, batches), "of the cosine", None)
-
-
-def batches_for(
-    net: Any, tokenizer: Any, texts: list[str], length: int, size: int
-) -> list[dict[str, Tensor]]:
-    """Return batches of texts as a network takes them.
-
-    Args:
-        net: The network.
-        tokenizer: Its tokenizer.
-        texts: The texts.
-        length: How many tokens of each.
-        size: How many texts a batch has.
-
-    """
-    batches = text_batches(texts, tokenizer, length, size)
-    accepts = net.forward.__code__.co_varnames if hasattr(net.forward, "__code__") else ()
-    if "token_type_ids" not in accepts:
-        batches = [{k: x for k, x in batch.items() if k != "token_type_ids"} for batch in batches]
-    return batches
-
-
-def import_transformers() -> Any:
-    """Return the package transformers, without its progress bars.
-
-    Raises:
-        ValueError: It is not installed.
-
-    """
-    try:
-        import transformers
-    except ImportError:
-        raise ValueError(
-            "expected the package transformers to be installed, for folders of its networks"
-        ) from None
-    transformers.utils.logging.disable_progress_bar()
-    return transformers
-
-
-def from_folder(folder: Path) -> tuple[Any, Any]:
-    """Return a network of Hugging Face, or an adapted one, and its tokenizer.
-
-    Args:
-        folder: Where both are.
-
-    Raises:
-        DataError: It holds something else.
-        ValueError: transformers is not installed.
-
-    """
-    if not folder.is_dir():
-        raise DataError(
-            f"{folder}: expected a folder, {', '.join(NAMES)}, or a name of the zoo; got none of them"
-        )
-    transformers = import_transformers()
-    try:
-        tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-        if (folder / "torchpact.json").is_file():
-            return tp.from_pretrained(folder), tokenizer
-        config = transformers.AutoConfig.from_pretrained(folder)
-        (name,) = config.architectures or ("AutoModel",)
-        kind = getattr(transformers, name, transformers.AutoModel)
-        return kind.from_pretrained(folder).eval(), tokenizer
-    except (OSError, ValueError, KeyError) as error:
-        raise DataError(
-            f"{folder}: expected a network of Hugging Face with its tokenizer: {one_line(error)}"
-        ) from None
 
 
 def _of_images(network: str, data: Path, per: str | None, limit: int) -> _Task:

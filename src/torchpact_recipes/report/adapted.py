@@ -56,6 +56,8 @@ class Report:
     """Where positions halt, by block."""
     summary: str
     examples: int
+    kind: str = "texts"
+    """What the data is: "texts" or "images"."""
 
     def own(self) -> Way:
         """Return what the heads give at the budget."""
@@ -94,7 +96,7 @@ class Report:
             "|---|---|---|",
             *(f"| {way.note or _name(way.criterion)} | {way.cost:.1%} | {way.loss:.4g} |" for way in rows),
             "",
-            f"Loss is the difference to the original network on texts or images of {self.data} that were "
+            f"Loss is the difference to the original network on {self.kind} of {self.data} that were "
             "neither trained on nor calibrated on.",
         ]
         return "\n".join(lines) + "\n"
