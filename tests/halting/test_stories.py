@@ -11,7 +11,7 @@ import torchpact as tp
 from torchpact import criteria
 from torchpact_recipes.data.stories import tell, told_stories
 from torchpact_recipes.halting import stories, story_judging
-from torchpact_recipes.halting.story_heads import bound_for, learn_to_halt, mean_layers, recorded
+from torchpact_recipes.halting.story_heads import asked, bound_for, learn_closeness, mean_layers, recorded
 from torchpact_recipes.halting.story_judging import told
 from torchpact_recipes.halting.story_runs import (
     Readout,
@@ -22,11 +22,11 @@ from torchpact_recipes.halting.story_runs import (
     taught,
     thresholded,
 )
-from torchpact_recipes.halting.story_training import exits_loss, last_loss
+from torchpact_recipes.halting.story_training import exits_loss, train_exits, words
 
 LAYERS = 3
 SETTINGS = StorySettings(
-    updates=6, own=2, size=2, histogram=(0.3, 0.3, 0.4), head_updates=4, head_tokens=32, hidden=8, layers=2.0
+    updates=6, size=2, first=2.8, layers=2.0, others=5, head_updates=4, head_tokens=32, hidden=8
 )
 
 
@@ -88,25 +88,94 @@ def test_a_readout_over_all_words_is_that_of_the_network():
     assert torch.equal(steps, torch.full_like(tokens, LAYERS))
 
 
-def test_the_loss_of_exits_counts_tokens_at_the_exits_that_they_got_to():
+def spread_heads(net):
+    torch.manual_seed(0)
+    for name, p in net.named_parameters():
+        if name.startswith("torchpact"):
+            torch.nn.init.normal_(p)
+
+
+def test_the_loss_is_of_the_exits_taken_and_a_little_of_those_passed_by():
     net, teacher, tokens = adapted(), decoder()[0], made_up(decoder()[0], 4, 12)
-    torch.manual_seed(3)
-    drawn = tp.use_heads(net, criteria.RandomExit([0.3, 0.3, 0.4])), tp.use_mode(net, "discrete")
+    spread_heads(net)
+    bounds = tp.Thresholds(bound_for(net, tokens, 2.2, low=-30.0, high=30.0))
+    readout = Readout(net)
     with torch.no_grad():
-        ponders, target = ran(net, tokens, *drawn), taught(teacher, tokens)
+        ponders, target = ran(net, tokens, *thresholded(net, bounds)), taught(teacher, tokens)
         states, steps = states_of(ponders)
-        expected = 0.0
+        assert len(steps.unique()) == LAYERS
+        taken = 0.0
+        passed: list[list[float]] = [[] for _ in range(LAYERS)]
+        heads: list[list[float]] = [[] for _ in range(LAYERS - 1)]
         for row in range(4):
             for column in range(12):
-                for layer in range(1, int(steps[row, column])):  # the first exit has share 0 below
-                    ours = Readout(net)(states[layer][row, column])
-                    expected += float(divergence(target[row, column], ours)) / tokens.numel()
-        found = exits_loss(Readout(net), ponders, target, (0.0, 0.5, 0.5))
-        assert len(steps.unique()) == LAYERS
-        assert float(found) == pytest.approx(expected, rel=1e-4)
-        own = [divergence(target, Readout(net)(each)) for each in states]
-        left = torch.stack(own).gather(0, (steps - 1).unsqueeze(0)).mean()
-        assert float(last_loss(Readout(net), ponders, target)) == pytest.approx(float(left), rel=1e-4)
+                for layer in range(LAYERS):
+                    kl = float(divergence(target[row, column], readout(states[layer][row, column])))
+                    step = int(steps[row, column])
+                    if layer + 1 == step:
+                        taken += kl / tokens.numel()
+                    elif layer + 1 < step:
+                        passed[layer].append(kl / (kl + 0.5))
+                    if layer + 1 <= step and layer + 1 < LAYERS:
+                        said = float(asked(net, layer, states[layer][row, column].unsqueeze(0)))
+                        off = abs(said + torch.tensor(kl + 1e-3).log().item())
+                        heads[layer].append(off**2 / 2 if off < 1 else off - 0.5)
+        expected = taken + 0.3 / LAYERS * sum(sum(each) / len(each) for each in passed if each)
+        network, ours = exits_loss(net, readout, ponders, target, SETTINGS)  # samples are of all tokens here
+    assert float(network) == pytest.approx(expected, rel=1e-4)
+    assert float(ours) == pytest.approx(sum(sum(each) / len(each) for each in heads), rel=1e-3)
+
+
+def test_gradients_of_heads_do_not_reach_the_network():
+    net, tokens = adapted(), made_up(decoder()[0], 4, 12)
+    spread_heads(net)
+    bounds = tp.Thresholds(bound_for(net, tokens, 2.2, low=-30.0, high=30.0))
+    ponders, target = ran(net, tokens, *thresholded(net, bounds)), taught(decoder()[0], tokens)
+    network, heads = exits_loss(net, Readout(net), ponders, target, SETTINGS)
+    named = dict(net.named_parameters())
+    for loss, own in ((network, False), (heads, True)):
+        found = torch.autograd.grad(loss, [*named.values()], retain_graph=True, allow_unused=True)
+        reached = {name for name, g in zip(named, found, strict=True) if g is not None and bool(g.any())}
+        assert reached
+        assert all(name.startswith("torchpact") is own for name in reached)
+
+
+def test_other_words_are_compared_besides_those_of_the_stories():
+    tokens = torch.tensor([[1, 2], [3, 2]])
+    found = words(tokens, SETTINGS, 20, seed=0)
+    assert found[:3].tolist() == [1, 2, 3]
+    assert len(found.unique()) == 8  # five others
+
+
+def test_training_moves_weights_and_heads_and_brings_the_layers_down():
+    net, teacher, tokens = adapted(), decoder()[0], made_up(decoder()[0], 40, 12)
+    before = {name: x.detach().clone() for name, x in net.named_parameters()}
+    bounds = []
+    told_bounds = tp.Thresholds
+
+    def noted(bound):
+        bounds.append(bound)
+        return told_bounds(bound)
+
+    settings = StorySettings(
+        updates=30,
+        size=8,
+        first=2.9,
+        layers=1.5,
+        ramp=0.5,
+        others=5,
+        head_updates=20,
+        head_tokens=64,
+        hidden=8,
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("torchpact_recipes.halting.story_training.tp.Thresholds", noted)
+        train_exits(net.train(), teacher, tokens, settings, seed=0)
+    assert {name.split(".")[0] for name, x in net.named_parameters() if not x.equal(before[name])} == {
+        "model",
+        "torchpact",
+    }
+    assert 1.0 <= mean_layers(net, tokens, told_bounds(bounds[-1])) < 2.3
 
 
 def test_heads_are_trained_alone_and_the_record_is_that_of_a_run():
@@ -117,7 +186,7 @@ def test_heads_are_trained_alone_and_the_record_is_that_of_a_run():
     assert losses.shape == (LAYERS, 96)
     assert float(losses[-1].abs().max()) < 1e-2  # the untrained network is the teacher, in bfloat16
     before = {name: x.clone() for name, x in net.state_dict().items()}
-    learn_to_halt(net, teacher, tokens, vocabulary, SETTINGS, seed=0)
+    learn_closeness(net, teacher, tokens, vocabulary, SETTINGS, seed=0)
     moved = {name for name, x in net.state_dict().items() if not torch.equal(x, before[name])}
     assert moved
     assert all(name.startswith("torchpact") for name in moved)
@@ -125,12 +194,8 @@ def test_heads_are_trained_alone_and_the_record_is_that_of_a_run():
 
 def test_one_bound_meets_the_layers_from_below():
     net, tokens = adapted(), made_up(decoder()[0], 8, 12)
-    torch.manual_seed(0)
-    for name, p in net.named_parameters():
-        if name.startswith("torchpact"):
-            torch.nn.init.normal_(p)
-    bounds = bound_for(net, tokens, 2.0, low=-30.0, high=30.0)
-    layers = mean_layers(net, tokens, bounds)
+    spread_heads(net)
+    layers = mean_layers(net, tokens, tp.Thresholds(bound_for(net, tokens, 2.0, low=-30.0, high=30.0)))
     assert 1.7 < layers <= 2.0
 
 
@@ -141,7 +206,7 @@ def test_the_whole_comparison_runs_and_what_is_there_is_not_trained_again(tmp_pa
     monkeypatch.setattr(story_judging, "CURVE", (2.0, 2.5))
     work = stories.Stories(tmp_path / "work", SETTINGS, 16, decoder, made_up)
     stories.validated(work, 0)
-    story_judging.write(work, [0], tmp_path / "out", students=(2,))
+    story_judging.write(work, [0], tmp_path / "out", students=(2,), part="test")
     monkeypatch.setattr(stories, "train_exits", None)
     monkeypatch.setattr(stories, "train_student", None)
     again = stories.Stories(tmp_path / "work", SETTINGS, 16, decoder, made_up)

@@ -2,12 +2,13 @@
 
     python -m torchpact_recipes.halting.stories [--seeds 3] [--out results/halting] [--work FOLDER] [--test]
 
-For each seed: all weights of the network are trained so that tokens can leave early, with heads on the state,
-and students of 4 and 5 layers are distilled by as many updates. The original is *full*. One bound for all
-heads is chosen on validation stories, for each mean number of layers. Weights stay in ``--work``, and what is
-there is not made again. With ``--test`` the test stories are opened, and two files written:
+For each seed: all weights of the network are trained while fewer and fewer layers are run, with heads on the
+state, and students of 4 and 5 layers are distilled by as many updates. The original is *full*. One bound for
+all heads is chosen on validation stories, for each mean number of layers. Weights stay in ``--work``, and
+what is there is not made again. Two files are written, of the validation stories, or with ``--test`` of the
+test stories:
 
-    stories.csv              loss (nats a token), layers and FLOPs of everything, on the test stories
+    stories.csv              loss (nats a token), layers and FLOPs of everything
     stories_differences.csv  paired differences, with 95 % intervals, of the mean over seeds
 
 FLOPs are shares of the original's, with its read-out and, for confidence and patience, the read-out of every
@@ -104,7 +105,7 @@ def _untied(net: Any) -> dict[str, Tensor]:
 def validated(work: Stories, seed: int) -> None:
     """Print what the network with exits loses on validation stories."""
     net, full = work.exits(seed), told(work.teacher, work.validation)
-    bounds = bound_for(net, work.validation, work.settings.layers)
+    bounds = tp.Thresholds(bound_for(net, work.validation, work.settings.layers))
     one = told(net, work.validation, *thresholded(net, bounds))
     above = float((one.by_story - full.by_story).mean())
     print(f"seed {seed}, validation: {one.layers:.2f} layers, {above:+.4f} nats")
@@ -117,26 +118,26 @@ def validated(work: Stories, seed: int) -> None:
 
 
 def main() -> None:
-    """Train and, if asked to, judge."""
+    """Train, and judge."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--updates", type=int, default=StorySettings.updates)
-    parser.add_argument("--told", type=int, default=1760, help="stories to train on")
+    parser.add_argument("--told", type=int, default=3808, help="stories to train on")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--work", type=Path, default=data_folder("halting-stories"))
     parser.add_argument("--out", type=Path, default=Path("results/halting"))
     parser.add_argument("--test", action="store_true", help="open the test stories")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    settings = StorySettings(updates=options.updates, own=options.updates // 3)
+    settings = StorySettings(updates=options.updates)
     work = Stories(options.work, settings, options.told)
     for seed in range(options.seeds):
         validated(work, seed)
     for seed in range(options.seeds):
         for layers in STUDENTS:
             work.student(layers, seed)
-    if options.test:
-        write(work, [*range(options.seeds)], options.out, STUDENTS)
+    part = "test" if options.test else "validation"
+    write(work, [*range(options.seeds)], options.out, STUDENTS, part)
 
 
 if __name__ == "__main__":

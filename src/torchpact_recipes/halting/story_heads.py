@@ -1,10 +1,11 @@
-"""Heads of a decoder on stories: trained by advantage on a record of exits, and a bound for them."""
+"""Heads of a decoder on stories, which tell how near an exit is to the original's prediction; their bound."""
 
 from contextlib import ExitStack
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import smooth_l1_loss
 
 import torchpact as tp
 from torchpact import criteria
@@ -19,10 +20,35 @@ from torchpact_recipes.halting.story_runs import (
 )
 
 
-def learn_to_halt(
+def closeness(divergences: Tensor) -> Tensor:
+    """Return what heads learn: −log(KL + 0.001).
+
+    >>> closeness(torch.tensor([0.0, 0.999]))
+    tensor([6.9078, -0.0000])
+    """
+    return -(divergences + 1e-3).log()
+
+
+def asked(net: Any, index: int, states: Tensor) -> Tensor:
+    """Return the logits of a head for states, (tokens, features).
+
+    Args:
+        net: The adapted decoder.
+        index: The layer before the head, from 0.
+        states: In single precision.
+
+    """
+    logits: Tensor = net.torchpact.runs[0].heads[index](criteria.Exit(states, states, index))
+    return logits.float().squeeze(-1)
+
+
+def learn_closeness(
     net: Any, teacher: Any, stories: Tensor, vocabulary: Tensor, settings: StorySettings, seed: int
-) -> float:
-    """Train the heads by the advantage of halting, at a price that meets the mean number of layers.
+) -> None:
+    """Train the heads alone, on tokens of a run in which nothing halts.
+
+    The difference to the last exit, whose divergence is small, is what halting loses, so that one bound for
+    all heads halts where halting loses little.
 
     Args:
         net: The decoder; its other weights stay.
@@ -32,32 +58,17 @@ def learn_to_halt(
         settings: How long and how fast.
         seed: Of the batches.
 
-    Returns:
-        The price, in nats.
-
     """
     states, losses = recorded(net, teacher, stories, vocabulary)
-    heads = [head for head in net.torchpact.runs[0].heads]  # noqa: C416
-    optimizer = torch.optim.Adam([p for head in heads for p in head.parameters()], lr=settings.head_lr)
+    heads = net.torchpact.runs[0].heads
+    optimizer = torch.optim.Adam(heads.parameters(), lr=settings.head_lr)
     generator = torch.Generator().manual_seed(seed)
-    most = len(states)
-    price = tp.PriceController(0.03, floor=1e-3, ceiling=1.0, gain=0.5)
     for _ in range(settings.head_updates):
         index = torch.randint(states.size(1), (settings.head_tokens,), generator=generator)
-        seen = [states[i, index].float() for i in range(most - 1)]
-        logits = torch.stack(
-            [head(criteria.Exit(u, u, i)) for i, (head, u) in enumerate(zip(heads, seen, strict=True))]
-        )
-        whole = torch.cat([logits, torch.zeros_like(logits[:1])])
-        found = losses[:, index].unsqueeze(2)
-        value = tp.advantage_loss(found, whole, price.tau)
+        logits = torch.stack([asked(net, i, states[i, index].float()) for i in range(len(heads))])
         optimizer.zero_grad()
-        value.backward()
+        smooth_l1_loss(logits, closeness(losses[:-1, index])).backward()
         optimizer.step()
-        halted = torch.cat([logits.detach() > 0, torch.ones_like(logits[:1]).bool()])
-        steps = float(halted.int().argmax(0).double().mean()) + 1
-        price.move(steps, settings.layers, 1.0, most)
-    return price.tau
 
 
 @torch.no_grad()
@@ -102,9 +113,7 @@ def mean_layers(net: Any, stories: Tensor, thresholds: tp.Thresholds, size: int 
     return float(torch.cat(steps).double().mean())
 
 
-def bound_for(
-    net: Any, stories: Tensor, layers: float, low: float = -12.0, high: float = 12.0
-) -> tp.Thresholds:
+def bound_for(net: Any, stories: Tensor, layers: float, low: float = -12.0, high: float = 12.0) -> float:
     """Return one bound for all heads with which tokens run so many layers in the mean, or a little fewer.
 
     Args:
@@ -119,4 +128,4 @@ def bound_for(
         middle = (low + high) / 2
         fewer = mean_layers(net, stories, tp.Thresholds(middle)) <= layers
         low, high = (middle, high) if fewer else (low, middle)
-    return tp.Thresholds(low)
+    return low

@@ -134,20 +134,21 @@ def share_of(net: Any, stories: Tensor, *settings: Any) -> float:
         return float(tp.count_flops(net, {"input_ids": stories, "use_cache": False}).share)
 
 
-def judged(work: Trained, seed: int, layers: float) -> dict[str, tuple[Told, Row]]:
-    """Return what the network with exits gives on the test stories, and other ways to choose exits.
+def judged(work: Trained, seed: int, layers: float, test: Tensor) -> dict[str, tuple[Told, Row]]:
+    """Return what the network with exits gives on stories, and other ways to choose exits.
 
     Args:
         work: The networks.
         seed: Of the training.
         layers: The mean number of layers.
+        test: The stories.
 
     """
-    net, test = work.exits(seed), work.test
+    net = work.exits(seed)
     few = test[:16]
     found: dict[str, tuple[Told, Row]] = {}
     for asked in CURVE:
-        bounds = bound_for(net, work.validation, asked)
+        bounds = tp.Thresholds(bound_for(net, work.validation, asked))
         one = told(net, test, *thresholded(net, bounds))
         name = "heads" if asked == layers else f"heads, {asked:g} layers"
         shares = histogram(one.steps, work.layers)
@@ -168,8 +169,8 @@ def judged(work: Trained, seed: int, layers: float) -> dict[str, tuple[Told, Row
         ("patience", criteria.Unchanged(READOUT, steps=1)),
     ):
         with tp.use_heads(net, criterion):
-            bounds = (
-                tp.Thresholds(0.5) if name == "patience" else bound_for(net, work.validation[:32], layers)
+            bounds = tp.Thresholds(
+                0.5 if name == "patience" else bound_for(net, work.validation[:32], layers)
             )
             one = told(net, test, *thresholded(net, bounds))
             found[name] = one, {"flops": share_of(net, few, *thresholded(net, bounds))}
@@ -177,27 +178,37 @@ def judged(work: Trained, seed: int, layers: float) -> dict[str, tuple[Told, Row
     return found
 
 
-def write(work: Trained, seeds: Sequence[int], out: Path, students: Sequence[int]) -> None:
-    """Judge on the test stories, and write tables."""
-    full = told(work.teacher, work.test)
+def write(work: Trained, seeds: Sequence[int], out: Path, students: Sequence[int], part: str) -> None:
+    """Judge on stories, and write tables.
+
+    Args:
+        work: The networks.
+        seeds: Of the trainings.
+        out: The folder of the tables.
+        students: Their numbers of layers.
+        part: "test", or "validation", on which bounds are chosen by the number of layers, not by losses.
+
+    """
+    stories = work.test if part == "test" else work.validation
+    full = told(work.teacher, stories)
     rows: list[Row] = [_row("full", "", full, full, {"flops": 1.0})]
     by_name: dict[str, list[Tensor]] = {}
     for seed in seeds:
-        given = judged(work, seed, work.settings.layers)
+        given = judged(work, seed, work.settings.layers, stories)
         for layers in students:
-            student = told(work.student(layers, seed), work.test)
+            student = told(work.student(layers, seed), stories)
             given[f"student of {layers} layers"] = student, {}
         for name, (one, extra) in given.items():
             rows.append(_row(name, seed, one, full, extra))
             by_name.setdefault(name, []).append(one.by_story)
     out.mkdir(parents=True, exist_ok=True)
-    write_csv(out / "stories.csv", rows)
+    write_csv(out / "stories.csv", [{"part": part, **row} for row in rows])
     ours = torch.stack(by_name["heads"])
     differences = [difference("heads", "full", paired(ours, full.by_story), 4)]
     for name, theirs in by_name.items():
         if name != "heads":
             differences.append(difference("heads", name, paired(ours, torch.stack(theirs)), 4))
-    write_csv(out / "stories_differences.csv", differences)
+    write_csv(out / "stories_differences.csv", [{"part": part, **row} for row in differences])
 
 
 def _row(name: str, seed: Any, one: Told, full: Told, extra: Row) -> Row:

@@ -15,23 +15,32 @@ import torchpact as tp
 class StorySettings:
     """How long and how fast to train."""
 
-    updates: int = 300
-    """Of all weights, the last ``own`` of them with tokens that halt by their heads."""
-    own: int = 100
+    updates: int = 1500
+    """Of all weights."""
     size: int = 8
     """Stories of an update."""
-    lr: float = 3e-4
-    warm_up: float = 0.05
-    histogram: tuple[float, ...] = (0.0, 0.0, 0.2, 0.2, 0.2, 0.4)
-    """The shares of tokens that leave after each layer, where they do at random; 0 is not trained."""
+    lr: float = 1e-4
+    warm_up: float = 0.02
+    decay: float = 0.7
+    """The last share of the updates, in which the learning rate falls to 0."""
+    first: float = 5.7
+    """The mean number of layers of a token at the beginning."""
+    layers: float = 4.5
+    """The mean number of layers of a token in the end."""
+    ramp: float = 0.3
+    """The share of updates in which the one becomes the other."""
+    going_on: float = 0.3
+    """The weight of the exits that tokens do not take, in the loss."""
+    sample: int = 128
+    """How many tokens of an update are read out at each exit that they do not take."""
+    others: int = 2000
+    """How many words that do not occur in the stories outputs are compared over."""
     head_updates: int = 300
     head_lr: float = 3e-3
     head_tokens: int = 2048
-    """Tokens of an update of the heads."""
+    """Tokens of an update of the heads alone."""
     hidden: int = 64
     """Features of the hidden layer of a head."""
-    layers: float = 4.5
-    """The mean number of layers of a token."""
 
 
 class Readout:

@@ -1,23 +1,24 @@
-"""Training of a decoder whose tokens leave early: exits, heads, exits again as heads use them.
+"""Training of a decoder whose tokens leave early: fewer and fewer layers, from the whole network on.
 
 The read-out of a vocabulary costs more than all layers, so halting is decided by small heads on the state,
 and only the state that a token leaves with is read out. In training, outputs are compared with the original
-network's by their KL divergence, over the tokens that occur in the training stories; the rest of the
-vocabulary is in evaluation only.
+network's by their KL divergence, over the tokens that occur in the training stories and some others; the rest
+of the vocabulary is in evaluation only.
 
-A halted token keeps its state, from which later layers make its keys and values. Exits are therefore trained
-in runs in which tokens halt: at random at first, by their heads after that.
+A halted token keeps its state, from which later layers make its keys and values. So all weights are trained
+in runs in which tokens halt by their heads. Heads tell how far an exit is from the original's prediction; the
+bound that they share is moved so that the mean number of layers falls slowly, the easiest tokens first.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import smooth_l1_loss
 
 import torchpact as tp
-from torchpact import criteria
-from torchpact_recipes.halting.story_heads import bound_for, learn_to_halt
+from torchpact_recipes.halting.story_heads import asked, bound_for, closeness, learn_closeness
 from torchpact_recipes.halting.story_runs import (
     Readout,
     StorySettings,
@@ -29,30 +30,59 @@ from torchpact_recipes.halting.story_runs import (
     thresholded,
 )
 
+GAIN = 0.5
+"""How far the bound moves for a layer too many."""
 
-def exits_loss(readout: Readout, ponders: tp.Ponders, target: Tensor, histogram: Sequence[float]) -> Tensor:
-    """Return the divergence summed over exits, each of the tokens that got there; a mean over tokens.
+
+def words(stories: Tensor, settings: StorySettings, count: int, seed: int) -> Tensor:
+    """Return the tokens that outputs are compared over: those of the stories, and some others.
 
     Args:
+        stories: The stories.
+        settings: How many others.
+        count: The size of the vocabulary.
+        seed: Of the others.
+
+    """
+    known = stories.unique()
+    order = torch.randperm(count, generator=torch.Generator().manual_seed(seed))
+    others = order[~torch.isin(order, known)][: settings.others]
+    return torch.cat([known, others])
+
+
+def exits_loss(
+    net: Any, readout: Readout, ponders: tp.Ponders, target: Tensor, settings: StorySettings
+) -> tuple[Tensor, Tensor]:
+    """Return the losses of the network and of its heads in a run in which tokens halt; means over tokens.
+
+    The loss of the network is the divergence where tokens left, and, for some of those that went on, that of
+    the exit before, KL / (KL + ½) with the denominator held fixed: exits learn where they are nearly right.
+    Heads learn to tell the closeness of both.
+
+    Args:
+        net: The decoder.
         readout: Of states.
-        ponders: Of a run in which tokens halt.
+        ponders: Of the run, with exits.
         target: What the teacher says.
-        histogram: Exits of share 0 are left out.
+        settings: The weight and the number of exits that are not taken.
 
     """
     states, steps = states_of(ponders)
-    total = torch.zeros(())
-    for index, state in enumerate(states):
-        there = steps > index
-        if histogram[index] and bool(there.any()):
-            found = divergence(target[there], readout(state[there]))
-            total = total + found.sum() / steps.numel()
-    return total
-
-
-def last_loss(readout: Readout, ponders: tp.Ponders, target: Tensor) -> Tensor:
-    """Return the divergence of the states that tokens left with; a mean over tokens."""
-    return divergence(target, readout(states_of(ponders)[0][-1])).mean()
+    taken = divergence(target, readout(states[-1]))
+    total, heads = taken.mean(), torch.zeros(())
+    for index, state in enumerate(states[:-1]):
+        left = steps == index + 1
+        going = (steps > index + 1).nonzero()
+        going = going[torch.randperm(len(going))[: settings.sample]]
+        there = going[:, 0], going[:, 1]
+        found = divergence(target[there], readout(state[there]))
+        if len(going):
+            total = total + settings.going_on / len(states) * (found / (found.detach() + 0.5)).mean()
+        seen = torch.cat([state[there], state[left]]).detach().float()
+        known = torch.cat([found, taken[left]]).detach().float()
+        if len(known):
+            heads = heads + smooth_l1_loss(asked(net, index, seen), closeness(known))
+    return total, heads
 
 
 def batches(stories: Tensor, size: int, count: int, seed: int) -> Iterator[Tensor]:
@@ -73,7 +103,7 @@ def optimise(
     seed: int,
     loss: Callable[[int, Tensor], Tensor],
 ) -> None:
-    """Train all weights but those of heads.
+    """Train all weights, and heads at a rate of their own.
 
     Args:
         net: The decoder.
@@ -83,13 +113,18 @@ def optimise(
         loss: Of the number of the update and a batch.
 
     """
-    weights = [p for name, p in net.named_parameters() if not name.startswith("torchpact")]
-    optimizer = torch.optim.AdamW(weights, lr=settings.lr, weight_decay=0.0)
-    rising = max(1, round(settings.warm_up * settings.updates))
+    named = [*net.named_parameters()]
+    weights = [p for name, p in named if not name.startswith("torchpact")]
+    heads = [p for name, p in named if name.startswith("torchpact")]
+    groups = [(weights, settings.lr), (heads, settings.head_lr / 3)]
+    optimizer = torch.optim.AdamW(
+        [{"params": each, "lr": lr} for each, lr in groups if each], weight_decay=0.0, betas=(0.9, 0.98)
+    )
+    rising, falling = (max(1, round(x * settings.updates)) for x in (settings.warm_up, settings.decay))
     for update, tokens in enumerate(batches(stories, settings.size, settings.updates, seed)):
-        falling = (settings.updates - update) / max(1, settings.updates - rising)
-        for group in optimizer.param_groups:
-            group["lr"] = settings.lr * min((update + 1) / rising, falling)
+        share = min(1.0, (update + 1) / rising, (settings.updates - update) / falling)
+        for group, (_, lr) in zip(optimizer.param_groups, groups, strict=False):
+            group["lr"] = lr * share
         with torch.autocast("cpu", torch.bfloat16):
             value = loss(update, tokens)
         optimizer.zero_grad()
@@ -111,7 +146,7 @@ def train_student(net: Any, teacher: Any, stories: Tensor, settings: StorySettin
         seed: Of the order.
 
     """
-    vocabulary = stories.unique()
+    vocabulary = words(stories, settings, net.config.vocab_size, seed)
 
     def loss(update: int, tokens: Tensor) -> Tensor:
         return divergence(taught(teacher, tokens, vocabulary), predicted(net, tokens, vocabulary)).mean()
@@ -120,33 +155,32 @@ def train_student(net: Any, teacher: Any, stories: Tensor, settings: StorySettin
 
 
 def train_exits(net: Any, teacher: Any, stories: Tensor, settings: StorySettings, seed: int) -> None:
-    """Train a decoder so that tokens can leave early: exits, heads, exits as heads use them, heads.
+    """Train a decoder so that tokens can leave early, the easiest ones first.
 
     Args:
         net: The decoder, adapted per token with learned heads.
         teacher: The original.
-        stories: To train on; heads learn from the last eighth of them, which exits do not see.
+        stories: To train on; heads begin with the last of them, which the weights do not see.
         settings: How long and how fast.
-        seed: Of the order, and of random exits.
+        seed: Of the order.
 
     """
-    vocabulary = stories.unique()
+    torch.manual_seed(seed)
+    vocabulary = words(stories, settings, net.config.vocab_size, seed)
     readout = Readout(net, vocabulary)
-    apart = max(1, len(stories) // 8)
+    apart = max(1, min(64, len(stories) // 8))
     seen, for_heads = stories[:-apart], stories[-apart:]
-    random = criteria.RandomExit(settings.histogram)
-    bound: list[tp.Thresholds] = []
+    learn_closeness(net, teacher, for_heads, vocabulary, settings, seed)
+    bound = bound_for(net, for_heads[:32], settings.first)
 
     def loss(update: int, tokens: Tensor) -> Tensor:
+        nonlocal bound
         target = taught(teacher, tokens, vocabulary)
-        if update < settings.updates - settings.own:
-            drawn = tp.use_heads(net, random), tp.use_mode(net, "discrete")
-            return exits_loss(readout, ran(net, tokens, *drawn), target, settings.histogram)
-        if not bound:
-            learn_to_halt(net, teacher, for_heads, vocabulary, settings, seed)
-            bound.append(bound_for(net, for_heads[:64], settings.layers))
-        return last_loss(readout, ran(net, tokens, *thresholded(net, bound[0])), target)
+        ponders = ran(net, tokens, *thresholded(net, tp.Thresholds(bound)))
+        network, heads = exits_loss(net, readout, ponders, target, settings)
+        done = min(1.0, update / max(1, round(settings.ramp * settings.updates)))
+        wanted = settings.first + done * (settings.layers - settings.first)
+        bound += GAIN * (wanted - float(states_of(ponders)[1].double().mean()))
+        return network + heads
 
-    torch.manual_seed(seed)
     optimise(net, seen, settings, seed, loss)
-    learn_to_halt(net, teacher, for_heads, vocabulary, settings, seed)
