@@ -225,7 +225,7 @@ class Budget:
 
     def _taus(self, prices: NetworkPrices, blocks: Sequence[Ponder]) -> list[float]:
         """Return the price of a step of each ponder: τ times what a step costs, in the mean over blocks 1."""
-        unknown = next((each.name for each in blocks if each.name not in prices.blocks), None)
+        unknown = next((each.name for each in blocks if prices.place(each) not in prices.blocks), None)
         if unknown is not None:
             known = ", ".join(map(repr, prices.blocks))
             raise ValueError(f"expected ponders of the blocks {known}, got one of {unknown!r}")
@@ -233,10 +233,11 @@ class Budget:
         mean = sum(steps.values()) / len(steps)
         taus = []
         for each in blocks:
-            controller = self._controllers.get(ALL) or self._controllers.get(each.name)
+            place = prices.place(each)
+            controller = self._controllers.get(ALL) or self._controllers.get(place)
             if controller is None:
                 raise ValueError(f"expected a budget for each block, got none for {each.name!r}")
-            taus.append(controller.tau * (steps[each.name] / mean if mean else 1.0))
+            taus.append(controller.tau * (steps[place] / mean if mean else 1.0))
         return taus
 
     @torch.no_grad()
@@ -244,7 +245,7 @@ class Budget:
         """Add up over examples what each block cost."""
         rows = []
         for name, block in prices.blocks.items():
-            own = [block_shares(block, each).double() for each in blocks if each.name == name]
+            own = [block_shares(block, each).double() for each in blocks if prices.place(each) == name]
             shares = torch.cat(own, 1) if own else torch.zeros(len(KINDS), 0, dtype=torch.double)
             rows.append(torch.cat([shares.sum(1), shares.new_full((1,), shares.size(1))]))
         sums = torch.stack([row.to(blocks[0].probs.device) for row in rows])

@@ -8,6 +8,7 @@ from typing import Any, overload
 import torch
 from torch import Tensor, nn
 
+from torchpact.budget.batches import listed
 from torchpact.budget.budget import Budget
 from torchpact.budget.confidence import betting_p_value, binomial_p_value, least_examples, passing
 from torchpact.budget.heldout import HeldOut
@@ -106,7 +107,7 @@ def calibrate(
         Thresholds; of several budgets a :class:`~torchpact.ThresholdTable`.
 
     Raises:
-        TypeError: Not exactly one of budget and quality is given.
+        TypeError: Not exactly one of budget and quality is given, or a single batch instead of several.
         ValueError: The budget cannot be met, there are too few examples for the quality, or scores are not
             one finite number an example.
 
@@ -257,7 +258,7 @@ def _at_quality(
     check_number("confidence", confidence, 0, 1, open_low=True, open_high=True)
     low, high = score_range
     check_number("the largest score", high, low, open_low=True)
-    given, level = [*batches], 1 - confidence
+    given, level = listed(batches), 1 - confidence
     if len(given) < 2:
         raise ValueError(f"expected at least two batches, one to search and one to test on, got {len(given)}")
     search = _Search(HeldOut(net, given[::2], score or "agreement", inputs), runs, report)

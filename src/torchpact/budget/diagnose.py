@@ -66,6 +66,7 @@ def diagnose(
         The rows, frontiers and heads, with ``.table()``, ``.verdict`` and ``.to_json()``.
 
     Raises:
+        TypeError: A single batch is given instead of several.
         ValueError: The network has no adaptive blocks, there are fewer than two batches, or losses are not
             finite numbers of examples or positions.
 

@@ -79,6 +79,7 @@ def distill(
         The copy, adaptive, in ``eval()``, with thresholds set.
 
     Raises:
+        TypeError: A single batch is given instead of several.
         ValueError: There are too few batches or one is empty, the budget cannot be met, losses are not finite
             numbers of examples or positions, or the checkpoint is of another training.
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from torchpact.budget import training_state
+from torchpact.budget.batches import listed
 from torchpact.budget.budget import Budget
 from torchpact.budget.discrepancy import DistillLoss, Losses, losses_of
 from torchpact.budget.exit_outputs import Exit, exit_run
@@ -247,8 +248,8 @@ def _split(
     share: float,
 ) -> tuple[list[Item], list[Item]]:
     """Return the batches to train on, and those that are held out."""
-    given = [*batches]
-    held = [] if held_out is None else [*held_out]
+    given = listed(batches)
+    held = [] if held_out is None else listed(held_out)
     if held_out is None and len(given) > 1:
         cut = len(given) - max(1, round(share * len(given)))
         given, held = given[:cut], given[cut:]

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from torchpact.budget.batches import listed
 from torchpact.budget.exit_outputs import Exit, exit_run
 from torchpact.budget.exit_states import ExitStates, replaced
 from torchpact.budget.heldout import HeldOut
@@ -144,10 +145,11 @@ def exits_by_block(
         logits: Whether the output is class logits; None asks for its name.
 
     Raises:
+        TypeError: The batches are a single one.
         ValueError: There are fewer than two batches, or losses are not as expected.
 
     """
-    given = list(batches)
+    given = listed(batches)
     if len(given) < 2:
         raise ValueError(
             f"expected at least two batches, to fit on one half and judge on the other, got {len(given)}"

@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from torchpact.budget.block_names import named_by_place
 from torchpact.core.call_args import CallArgs
 from torchpact.core.collect import Ponders, collect
 from torchpact.core.halting_module import HaltingModule, halting_modules
@@ -91,7 +92,8 @@ def exit_run(net: nn.Module, given: CallArgs, shares: Sequence[float] | None = N
     else:
         settings = use_mode(net, "discrete"), use_heads(net, RandomExit(shares))
     watched = captured(adaptive_parts(net)), collect(net, exits=True), _returned(blocks)
-    with settings[0], settings[1], watched[0] as calls, watched[1] as ponders, watched[2] as returned:
+    named = named_by_place(blocks)
+    with settings[0], settings[1], named, watched[0] as calls, watched[1] as ponders, watched[2] as returned:
         output = given.call(net)
     if sorted(ponder.name for ponder in ponders) != sorted(blocks):
         raise ValueError("expected a network that calls each adaptive block once")

@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from torchpact.budget.batches import listed
+from torchpact.budget.block_names import named_by_place
 from torchpact.budget.exit_outputs import Exit, ExitRun, exit_run
 from torchpact.budget.scores import Score, agreement, checked_score, similarity
 from torchpact.budget.search import Record
@@ -78,6 +80,7 @@ class HeldOut:
         inputs: Takes what the network is called with out of a batch; by default the batch itself.
 
     Raises:
+        TypeError: The batches are a single one.
         ValueError: There are no examples, or no adaptive blocks.
 
     """
@@ -92,8 +95,11 @@ class HeldOut:
         self.net, self.score = uncompiled(net), score
         self.blocks = halting_modules(self.net)
         if not self.blocks:
-            raise ValueError(f"expected a network with adaptive blocks, got {type(net).__name__} without any")
-        self.batches = [each for each in batches]  # noqa: C416
+            raise ValueError(
+                f"expected a network with adaptive blocks, got {type(net).__name__} without any: "
+                "tp.adapt makes its layers adaptive"
+            )
+        self.batches = listed(batches)
         self.given: list[CallArgs] = [
             call_args(each if inputs is None else inputs(each)) for each in self.batches
         ]
@@ -125,7 +131,7 @@ class HeldOut:
             for given, size in zip(self.given, self.sizes, strict=True):
                 shapes = tuple((x.shape, x.dtype) for x in tensors_in(given.values))
                 meter = self._metered[shapes] = Meter(self.net, given, self._metered.get(shapes))
-                with collect(self.net, exits=True) as ponders:
+                with named_by_place(self.blocks), collect(self.net, exits=True) as ponders:
                     run = meter.run()
                 self._meters.append(meter)
                 self._wholes.append(_flops(meter, run.costs, size))

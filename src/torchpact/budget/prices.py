@@ -1,11 +1,13 @@
 """What steps cost as a share of the original network's FLOPs, and what ponders cost by that."""
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from torchpact.budget.block_names import named_by_place, places_of
 from torchpact.core.call_args import call_args, first_tensor
 from torchpact.core.callables import uncompiled
 from torchpact.core.collect import collect
@@ -46,6 +48,12 @@ class NetworkPrices(NamedTuple):
 
     blocks: Mapping[str, BlockPrices]
     fixed: float
+    places: Mapping[str, str] = MappingProxyType({})
+    """Names of their own that blocks have, and what they are called in ``blocks``."""
+
+    def place(self, ponder: Ponder) -> str:
+        """Return what the block of a ponder is called in ``blocks``."""
+        return self.places.get(ponder.name, ponder.name)
 
     @property
     def least(self) -> float:
@@ -72,10 +80,13 @@ def measured_prices(net: nn.Module, inputs: Any) -> NetworkPrices:
     net, given = uncompiled(net), call_args(inputs)
     blocks = halting_modules(net)
     if not blocks:
-        raise ValueError(f"expected a network with adaptive blocks, got {type(net).__name__} without any")
+        raise ValueError(
+            f"expected a network with adaptive blocks, got {type(net).__name__} without any: "
+            "tp.adapt makes its layers adaptive"
+        )
     if not len(first_tensor(given)):
         raise ValueError("expected a batch of at least one example to measure costs on, got none")
-    with evaluating(net), use_mode(net, "thresholded"):
+    with evaluating(net), use_mode(net, "thresholded"), named_by_place(blocks):
         meter, runs = Meter(net, given), []
         for step in range(1, max(block.max_steps for block in blocks.values()) + 1):
             with use_thresholds(net, exit_thresholds(net, step)), collect(net) as ponders:
@@ -94,7 +105,7 @@ def measured_prices(net: nn.Module, inputs: Any) -> NetworkPrices:
         length = _mean_length([each for each in ponders if each.name == name])
         shared = _key_value_shares(part, name, by_exit, length)
         found[name] = BlockPrices(tuple(by_exit), shared, runs[0].costs[name].plain / whole)
-    return NetworkPrices(found, fixed)
+    return NetworkPrices(found, fixed, places_of(blocks))
 
 
 def assumed_prices(ponders: Sequence[Ponder]) -> NetworkPrices:

@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor, nn
 
+from torchpact.budget.block_names import named_by_place
 from torchpact.budget.budget import Budget
 from torchpact.budget.discrepancy import Losses
 from torchpact.budget.distillation import Distillation, Item
@@ -76,7 +77,7 @@ def _head_objective(work: Distillation, item: Item, exits: list[Exit]) -> Tensor
         if fitted is not None:
             values, weights = fitted
             return work.budget.loss(values, ponder._replace(weights=weights), "advantage")
-    with use_mode(work.ada, "relaxed"), collect(work.ada) as ponders:
+    with use_mode(work.ada, "relaxed"), named_by_place(work.blocks), collect(work.ada) as ponders:
         output = item.given.call(work.ada)
     return work.budget.loss(work.loss_of(output, item).by_example, ponders, "relaxed")
 
