@@ -142,8 +142,14 @@ def test_the_first_layer_may_be_of_another_shape():
 def test_decoders_cannot_decide_per_example():
     refused(
         LLAMA.build(),
-        r"^expected per='token' for the layers of Llama in 'model\.layers', since a cache",
+        r"^expected per='token' for the layers of Llama in 'model\.layers', since cached tokens could not be "
+        r"dropped with their example; got 'example'$",
         per="example",
+    )
+    refused(
+        LLAMA.build(),
+        r"^expected per='token' for the layers of Llama in 'model\.layers'; got 'pixel'$",
+        per="pixel",
     )
 
 
@@ -160,7 +166,7 @@ def test_a_bert_that_is_a_decoder_decides_for_tokens_and_knows_the_padding_of_it
     sizes = {"hidden_size": 16, "num_hidden_layers": 3, "num_attention_heads": 2, "intermediate_size": 24}
     config = transformers.BertConfig(vocab_size=20, is_decoder=True, **sizes)
     net = transformers.BertLMHeadModel(config).eval()
-    refused(net, r"^expected per='token' .* since a cache keeps tokens", per="example")
+    refused(net, r"^expected per='token' .* since cached tokens could not be dropped", per="example")
     ids, mask = torch.ones(2, 4, dtype=torch.long), torch.tensor([[1, 1, 1, 1], [0, 1, 1, 0]])
     tp.adapt(net)
     cache = transformers.DynamicCache(config=config)
@@ -497,6 +503,16 @@ def test_quantised_layers_are_named_where_no_engine_runs_them():
         fast = tp.deploy(tp.adapt(net), inputs, engines=["attention"])
     kind = "torch.ao.nn.quantized.dynamic.modules.linear.Linear"
     assert f"to have plain linear layers, got a {kind}" in fast.explain()
+
+
+def test_a_loss_of_two_calls_pays_for_both_and_the_cost_is_of_one():
+    net, inputs = tp.adapt(BERT.build()), BERT.inputs(2, 5)
+    with tp.collect(net) as ponders, torch.no_grad():
+        for threshold in ("always", "never"):  # one layer, then four
+            with tp.use_thresholds(net, tp.Thresholds(threshold)):
+                net(**inputs)
+    assert ponders.cost == ponders.steps == (1 + 4) / 2
+    assert tp.map_loss(torch.tensor(0.0), ponders, tau=0.5) == 0.5 * (1 + 4)
 
 
 def test_a_pooling_head_of_ones_own_sees_the_padding():

@@ -9,6 +9,7 @@ from torch import nn
 
 import torchpact as tp
 from tests.adapt.networks import BERT, LLAMA, UNFAMILIAR, VIT, first, randomize, torch_encoder
+from torchpact.adapt import AdaptConfig
 
 core = pytest.mark.parametrize("case", [BERT, LLAMA, VIT], ids=str)
 
@@ -267,3 +268,20 @@ def test_an_interrupted_save_leaves_the_earlier_files(tmp_path, monkeypatch):
         tp.save_pretrained(randomize(net), tmp_path)
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
     assert net.torchpact is not None
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "called"),
+    [
+        ("bias", "x", "a number"),
+        ("heads", 3, "a name"),
+        ("frozen", 1, "true or false"),
+        ("criterion", 2, "an object or null"),
+    ],
+)
+def test_a_record_with_another_type_is_refused(field, value, called):
+    text = json.dumps({"runs": [], field: value})
+    with pytest.raises(
+        ValueError, match=f"^expected '{field}' of an AdaptConfig to be {called}, got {value!r}$"
+    ):
+        AdaptConfig.from_json(text)

@@ -72,12 +72,18 @@ class AdaptConfig:
             raise ValueError('expected an AdaptConfig as JSON with a list "runs", got another record')
         if given.get("format", FORMAT) != FORMAT:
             raise ValueError(f"expected an AdaptConfig of format {FORMAT}, got {given['format']!r:.20}")
-        kinds: dict[str, Any] = {"bias": float | int, "heads": str, "frozen": bool, "format": int}
-        kinds["criterion"] = Mapping | None
+        kinds: dict[str, tuple[Any, str]] = {
+            "bias": (float | int, "a number"),
+            "heads": (str, "a name"),
+            "frozen": (bool, "true or false"),
+            "format": (int, "an integer"),
+            "criterion": (Mapping | None, "an object or null"),
+        }
         known = {name: given[name] for name in kinds if name in given}
         for name, value in known.items():
-            if not isinstance(value, kinds[name]):
-                raise ValueError(f"expected {name!r} of an AdaptConfig of another type, got {value!r:.40}")
+            kind, called = kinds[name]
+            if not isinstance(value, kind):
+                raise ValueError(f"expected {name!r} of an AdaptConfig to be {called}, got {value!r:.40}")
         return cls(runs=tuple(_run(each) for each in given["runs"]), **known)
 
 

@@ -36,7 +36,7 @@ class Refusal:
 
 
 def find_runs(net: nn.Module, where: Where = None) -> tuple[list[FoundRun], list[Refusal]]:
-    """Return the runs of layers of a network, the outermost ones, and lists that are none.
+    """Return the outermost runs of layers of a network, and the lists that were rejected.
 
     A run has two layers or more, of one class, whose parameters have equal shapes from the second layer on.
     Layers of a class that no family knows have to be made of other modules, so that lists of single layers
@@ -119,7 +119,7 @@ def _candidate(name: str, module: nn.Module) -> FoundRun | None:
 
 
 def _problem(run: FoundRun) -> str | None:
-    """Return None for a run of layers, a reason for what is nearly one, and "" for all else."""
+    """Return None for a run of layers, a reason for near misses, "" otherwise."""
     layers = run.layers
     kinds = {type(layer) for layer in layers}
     known = run.family is not None

@@ -82,13 +82,13 @@ def _is_decoder(net: nn.Module, run: FoundRun) -> bool:
 
 
 def decides_for(net: nn.Module, run: FoundRun, is_map: bool, per: Per | None) -> Per:
-    """Return for what a run decides: as is wanted, or by default as is usual for its layers.
+    """Return the unit of decision: the requested one, or the family's default.
 
     Args:
         net: The network.
         run: The run.
         is_map: Whether its state is a map.
-        per: What is wanted.
+        per: The requested unit.
 
     Raises:
         ValueError: Its layers cannot decide for that.
@@ -106,7 +106,8 @@ def decides_for(net: nn.Module, run: FoundRun, is_map: bool, per: Per | None) ->
         return choices[0]
     if per not in choices:
         kind = type(run.layers[-1]).__name__ if run.family is None else run.family.name
-        why = ", since a cache keeps tokens whose examples go on" if decoder else ""
+        refused_by_cache = decoder and per == "example"
+        why = ", since cached tokens could not be dropped with their example" if refused_by_cache else ""
         options = " or ".join(repr(each) for each in choices)
         raise ValueError(f"expected per={options} for the layers of {kind} in {run.name!r}{why}; got {per!r}")
     return per

@@ -114,9 +114,13 @@ def from_pretrained(
             own. Ready-made criteria, with read-outs given by names of modules, are in the record.
         options: For ``from_pretrained`` of the network's class, such as ``dtype``.
 
+    Returns:
+        The adapted network: a new one, or ``net``.
+
     Raises:
         FileNotFoundError: The folder has no adapted network.
-        ValueError: Its files are damaged, or do not belong together.
+        TypeError: ``folder`` is no path.
+        ValueError: Its files are damaged, do not belong together, or have no heads.
 
     Example:
         >>> import tempfile

@@ -13,7 +13,15 @@ from torchpact.core.layer_run import LayerRun
 
 @dataclass(frozen=True)
 class Summary:
-    """What :func:`summary` found; ``print`` it."""
+    """What :func:`summary` found; ``print`` it.
+
+    Example:
+        >>> layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
+        >>> found = tp.summary(tp.adapt(nn.TransformerEncoder(layer, 4, enable_nested_tensor=False)))
+        >>> found.parameters, found.head_parameters, found.runs[0].name
+        (8896, 51, 'layers')
+
+    """
 
     network: str
     runs: tuple[RunConfig, ...]
@@ -46,6 +54,9 @@ def summary(net: Any) -> Summary:
 
     Args:
         net: What :func:`~torchpact.adapt` returned.
+
+    Returns:
+        A record with these numbers, which prints as a few lines.
 
     Raises:
         ValueError: It is not adapted.

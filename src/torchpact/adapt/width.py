@@ -28,7 +28,7 @@ def state_kind(net: nn.Module, run: FoundRun, example: CallArgs | None) -> State
         example: A call of the network, which is run where no family tells the width.
 
     Raises:
-        ValueError: It cannot be told.
+        ValueError: It cannot be determined.
 
     """
     layer = run.layers[-1]

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 class Ponders(list[Ponder]):
     """What the blocks of a network did: a list of :class:`~torchpact.Ponder`, in the order in which they ran.
 
-    Sums of it treat several calls of a block as one call with more examples.
+    Its ``cost``, ``steps`` and ``table()`` treat several calls of a block as one call with more examples, so
+    that they are per call; objectives such as :func:`~torchpact.map_loss` add up calls.
 
     Example:
         >>> net = nn.Sequential(nn.Linear(4, 8), tp.AdaptiveBlock(nn.Tanh(), nn.Linear(8, 1), max_steps=3))
@@ -38,9 +39,11 @@ class Ponders(list[Ponder]):
 
     @property
     def cost(self) -> Tensor:
-        """The cost of an example, summed over blocks: a differentiable scalar.
+        """The cost of an example in a call, summed over blocks: a differentiable scalar.
 
-        Within an example the cost of a block is averaged over its positions, as they weigh.
+        Within an example the cost of a block is averaged over its positions, as they weigh. Of several calls
+        of a block it is the mean over their examples, where :func:`~torchpact.map_loss` adds up the calls:
+        two calls cost twice as much there.
         """
         return self._sum("cost")
 

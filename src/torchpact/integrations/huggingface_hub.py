@@ -22,7 +22,7 @@ def push_to_hub(
     token: str | None = None,
     commit_message: str = "Upload an adapted network",
 ) -> str:
-    """Upload what :func:`~torchpact.save_pretrained` writes, in one commit, and return its address.
+    """Upload what :func:`~torchpact.save_pretrained` writes, in one commit.
 
     An existing model card in the repository is kept.
 
@@ -32,6 +32,9 @@ def push_to_hub(
         private: Whether it is private, if it is created.
         token: A token of the user; by default the stored one.
         commit_message: The message of the commit.
+
+    Returns:
+        The address of the commit.
 
     Raises:
         ValueError: The network is not adapted; nothing is uploaded.
@@ -53,13 +56,16 @@ def push_to_hub(
 
 
 def from_hub(repo_id: str, *, revision: str | None = None, token: str | None = None, **options: Any) -> Any:
-    """Return the adapted network of a repository, in evaluation.
+    """Download the adapted network of a repository.
 
     Args:
         repo_id: The repository, ``user/name``.
         revision: A branch, tag or commit; by default the main branch.
         token: That of the user, by default the one that is stored.
         options: For :func:`~torchpact.from_pretrained`, such as ``net`` or ``dtype``.
+
+    Returns:
+        The network, in evaluation.
 
     Raises:
         FileNotFoundError: The repository holds no adapted network.

@@ -48,6 +48,9 @@ def price_scale(trainer: Trainer, num_items_in_batch: Tensor | int | None = None
         trainer: The Trainer whose ``compute_loss`` it is called in.
         num_items_in_batch: As ``compute_loss`` was given it.
 
+    Returns:
+        One over the number of micro-batches where the Trainer does not divide by it, and 1 otherwise.
+
     Raises:
         ValueError: The Trainer uses ``nn.DataParallel``, under which nothing is collected.
 
@@ -82,6 +85,12 @@ def ignores_item_count(model: nn.Module, batch: Mapping[str, Any]) -> bool:
     Args:
         model: A network of Hugging Face's, which may be wrapped. It is called twice, in evaluation.
         batch: What it is called with, labels included.
+
+    Returns:
+        Whether the loss is the same for another count.
+
+    Raises:
+        TypeError: The network does not take ``num_items_in_batch``.
 
     Example:
         >>> from transformers import BertConfig, BertForSequenceClassification
@@ -146,6 +155,17 @@ class PonderCallback(TrainerCallback):
 
     Call ``PonderCallback.of(trainer).add(ponders)`` in a ``compute_loss`` of your own;
     :class:`PonderMixin` does it.
+
+    Example:
+        ::
+
+            def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+                with tp.collect(model) as ponders:
+                    outputs = model(**inputs)
+                PonderCallback.of(self).add(ponders)
+                loss = tp.map_loss(outputs.loss, ponders, tau=0.01)
+                return (loss, outputs) if return_outputs else loss
+
     """
 
     def __init__(self) -> None:
@@ -263,7 +283,20 @@ class PonderMixin:
         self._scaling_checked = False
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
-        """Train, as ``Trainer.train`` does; resumed with the heads of the checkpoint."""
+        """Train, as ``Trainer.train`` does; resumed with the heads of the checkpoint.
+
+        Args:
+            resume_from_checkpoint: A folder, or true for the last checkpoint.
+            args: For ``Trainer.train``.
+            kwargs: For ``Trainer.train``.
+
+        Returns:
+            What ``Trainer.train`` returns.
+
+        Raises:
+            ValueError: The checkpoint of a network that peft wraps has no heads beside the adapters.
+
+        """
         trainer: Any = self
         if resume_from_checkpoint and _saves_adapters_only(trainer.model):
             last = resume_from_checkpoint
@@ -279,7 +312,21 @@ class PonderMixin:
         return_outputs: bool = False,
         num_items_in_batch: Tensor | int | None = None,
     ) -> Any:
-        """Return the objective, as ``Trainer.compute_loss`` does its loss."""
+        """Return the objective, as ``Trainer.compute_loss`` does its loss.
+
+        Args:
+            model: The network.
+            inputs: What it is called with.
+            return_outputs: Whether its outputs are returned, too.
+            num_items_in_batch: The number of labels of the optimizer step, as the Trainer counts them.
+
+        Returns:
+            The loss plus the price, or a pair of this and the outputs.
+
+        Raises:
+            ValueError: The network is not adapted, or nothing was collected.
+
+        """
         trainer: Any = self
         if not self._scaling_checked and num_items_in_batch is not None:
             self._check_scaling(trainer, model, inputs)

@@ -1,4 +1,4 @@
-"""What the layers of known transformers are, for engines and FLOPs: their parts by the names there."""
+"""Specs of the layers of known transformers, read from their attributes."""
 
 import inspect
 from collections.abc import Callable

@@ -18,7 +18,7 @@ Steps = list[tuple[str, nn.Module]]
 class Family:
     """What :func:`~torchpact.adapt` has to know of the layers of some networks.
 
-    Classes are told by their qualified names, so that their package need not be installed. A class that
+    Classes are identified by their qualified names, so that their package need not be installed. A class that
     inherits from one of them without changing ``forward`` belongs to the family, too.
 
     Example:
@@ -34,7 +34,7 @@ class Family:
     width: Callable[[Any], int]
     """Returns the features (or channels) of the hidden state of a layer."""
     per: tuple[Per, ...] = ("token", "example")
-    """For what its layers can decide; the first is the default."""
+    """The units that its layers can decide for; the first is the default."""
     normalize: bool = True
     """Whether heads normalise the state, which layers that begin with a norm leave as large as it is."""
     causal: bool = False
@@ -56,10 +56,16 @@ _BY_OWNER: dict[str, Family] = {}
 
 
 def register_family(family: Family) -> None:
-    """Make a family known to :func:`~torchpact.adapt`; the latest of a class counts.
+    """Make a family known to :func:`~torchpact.adapt`.
+
+    A later registration of a class replaces an earlier one.
 
     Args:
         family: What is known of its layers.
+
+    Example:
+        >>> from torchpact.adapt import Family, register_family
+        >>> register_family(Family("mine", layers=("my_package.MyLayer",), width=lambda layer: layer.size))
 
     """
     for name in family.layers:

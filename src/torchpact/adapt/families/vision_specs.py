@@ -1,4 +1,4 @@
-"""What the layers of known vision transformers are, for engines and FLOPs."""
+"""Specs of the layers of known vision transformers, read from their attributes."""
 
 from typing import Any
 
