@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 import torchpact as tp
+from torchpact.budget.diagnosis import BlockView, verdict
 from torchpact.budget.executable import Gain
 from torchpact.budget.exit_losses import exits_by_block
 from torchpact.budget.exit_states import replaced
@@ -21,6 +22,9 @@ from torchpact.core.halting_module import halting_modules
 WIDTH, STEPS = 16, 4
 Z, P, Q, EASY, OTHER = range(5)
 """What the features of a state are: an answer, two bits whose product it should be, and two bits more."""
+
+
+GAIN = Gain("linear", 0.6, 0.0, 0.0, -0.1, 0.1, 0.0, (0.0, 0.0), ())
 
 
 class Step(nn.Module):
@@ -416,6 +420,32 @@ def test_a_diagnosis_prints_its_table_and_verdict_and_is_json():
     again = json.loads(found.to_json())
     assert [row["loss"] for row in again["rows"]] == [row.loss for row in found.rows]
     assert again["verdict"] == found.verdict
+
+
+@pytest.mark.parametrize(("count", "few"), [(7, True), (8, False)])
+def test_there_is_no_verdict_on_a_handful_of_examples(count, few):
+    found = tp.diagnose(Answers([right, stay, stay, stay]), bits(count), wrong)
+    assert found.verdict.startswith(f"{4 * count} examples are too few for a verdict") == few
+    assert found.verdict.startswith("Step 1 of 4 is as good as the last") != few
+
+
+def test_differences_of_rounding_are_no_loss():
+    class Rounded(nn.Module):
+        """Changes the state in its seventh digit."""
+
+        def forward(self, u):
+            return u * (1 + 1e-7 * u.sign().cumsum(1))
+
+    found = tp.diagnose(Plain([Rounded() for _ in range(3)]), noise(20))
+    assert max(row.loss for row in found.rows) < 1e-9
+    assert found.verdict.startswith("Step 1 of 3 is as good as the last for all examples: use fewer steps.")
+
+
+def test_an_exit_that_may_be_as_good_is_not_said_to_lose():
+    view = BlockView("", "step", 2, (1e-9, 0.0), (0.5, 0.0), (2.0, 0.0), (False, False), 0.6, 1.0, [GAIN])
+    said = verdict([view], [], "nats", 100)
+    assert said.startswith("No exit before the last of 2 steps is seen to be as good as it (step 1 loses up")
+    assert "1e-09" not in said
 
 
 def test_the_network_is_left_as_it_was():

@@ -16,6 +16,8 @@ from torchpact.checks import check_number
 from torchpact.core.halting_module import halting_modules
 from torchpact.core.layer_run import LayerRun
 
+ROUNDING = 1e-6
+"""Differences of losses up to this share of the largest are those of rounding."""
 _SHOWN = 60
 """How many points of the oracle's frontier are kept."""
 
@@ -95,9 +97,11 @@ def diagnose(
         kept = torch.linspace(0, len(ideal) - 1, min(_SHOWN, len(ideal))).round().long()
         parts.append(BlockDiagnosis(exits.name, tuple(own), _pairs(ideal[kept]), _pairs(fixed)))
         kind = "layer" if isinstance(blocks.get(exits.name), LayerRun) else "step"
-        views.append(_view(exits, give, kind, ideal, parts[-1]))
-    said = verdict(views, heads, unit)
+        # of differences to the full output the largest may be noise itself
+        noise = ROUNDING * max(1.0 if loss is None else 0.0, float(give.losses.abs().max()))
+        views.append(_view(exits, give, kind, ideal, parts[-1])._replace(noise=noise))
     examples = int(found[0].examples.max()) + 1
+    said = verdict(views, heads, unit, examples)
     return Diagnosis(tuple(rows), tuple(parts), tuple(heads), said, examples, unit)
 
 
@@ -109,7 +113,7 @@ def _rows(exits: BlockExits, give: Served) -> list[ExitRow]:
         better, by = 0.0, 0.0
         if step + 1 < exits.steps:
             ahead = (give.losses[step + 1 :].amin(0) - give.losses[step]).double()
-            ahead = ahead[ahead > 1e-6 * float(give.losses.abs().max())]
+            ahead = ahead[ahead > ROUNDING * float(give.losses.abs().max())]
             better = len(ahead) / give.losses.size(1)
             by = float(ahead.mean()) if len(ahead) else 0.0
         fitted = None if readout is None else readout[step]

@@ -12,6 +12,8 @@ ENOUGH = 0.02
 """The share of the original's FLOPs that a criterion has to save, by the lower end of its interval."""
 UNTRAINED = 1e-9
 """Heads whose h varies no more than this over positions have not learned anything."""
+FEW = 30
+"""With fewer examples intervals say nothing, and there is no verdict."""
 EQUAL = 0.01
 """An exit is as good as the last if it loses no more than this share of what the worst one loses."""
 
@@ -54,6 +56,8 @@ class BlockView(NamedTuple):
     last: float
     """What the last exit costs."""
     gains: Sequence[Gain]
+    noise: float = 0.0
+    """Differences of losses up to this are those of rounding."""
 
 
 @dataclass(frozen=True)
@@ -147,15 +151,23 @@ def _aligned(rows: Sequence[Sequence[str]]) -> str:
     return "\n".join("  ".join(map(str.rjust, row, widths)) for row in rows)
 
 
-def verdict(views: Sequence[BlockView], heads: Sequence[HeadState], unit: str) -> str:
+def verdict(views: Sequence[BlockView], heads: Sequence[HeadState], unit: str, examples: int) -> str:
     """Return what a user should know, in one or two sentences a block, and one on the heads.
+
+    Of very few examples it is that they are too few.
 
     Args:
         views: One of each block.
         heads: The heads of all.
         unit: Of the loss.
+        examples: How many there are.
 
     """
+    if examples < FEW:
+        return (
+            f"{examples} example{'s are' if examples > 1 else ' is'} too few for a verdict: pass at least "
+            f"{FEW}, better a few hundred."
+        )
     found = []
     for view in views:
         where = f"{view.block}: " if len(views) > 1 else ""
@@ -167,7 +179,7 @@ def _of_block(view: BlockView, unit: str) -> str:
     if view.steps < 2:
         return f"There is one {view.kind}: nothing can halt."
     span = max(view.excess)
-    room = EQUAL * max(span, 0.0)
+    room = max(EQUAL * span, view.noise)
     enough = next((i for i in range(view.steps - 1) if view.most[i] <= room), None)
     best = max(view.gains, key=lambda gain: gain.low)
     pays = best.low >= ENOUGH
@@ -195,6 +207,12 @@ def _of_block(view: BlockView, unit: str) -> str:
         f"Every exit before the last of {view.steps} {view.kind}s loses at least "
         f"{view.excess[near]:.2g}{unit} ({view.kind} {near + 1}{through})"
     )
+    if 2 * view.excess[near] - view.most[near] <= room:  # the lower end of its interval
+        through += "," if through else ""
+        begin = (
+            f"No exit before the last of {view.steps} {view.kind}s is seen to be as good as it "
+            f"({view.kind} {near + 1}{through} loses up to {view.most[near]:.2g}{unit}, at 95 %)"
+        )
     saved = view.last - view.oracle
     if saved < ENOUGH and best.high < ENOUGH:
         return (
