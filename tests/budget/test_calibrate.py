@@ -102,6 +102,16 @@ def test_calibration_reports_what_it_has_run():
     assert seen[-1].values["cost"] > 0
 
 
+def test_calibration_at_a_quality_reports_its_candidates_and_tests():
+    seen: list[tp.budget.Progress] = []
+    batches = [torch.randn(100, 8) for _ in range(2)]
+    tp.calibrate(Classifier(), batches, quality=0.3, confidence=0.8, progress=seen.append)
+    assert [each.done for each in seen if each.stage == "candidates"] == [*range(1, 21)]
+    tests = [each for each in seen if each.stage == "tests"]
+    assert [each.done for each in tests] == [*range(1, len(tests) + 1)]
+    assert tests[0].values["p"] <= 0.2  # the safest first: of these at least one passes
+
+
 def test_more_budget_is_never_worse_and_every_budget_is_met():
     net, batches = Classifier(steps=5), [torch.randn(40, 8) for _ in range(3)]
     budgets = [0.5, 0.6, 0.7, 0.8, 0.9, 1.0]

@@ -3,6 +3,7 @@
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from itertools import count
 from typing import Any, overload
 
 import torch
@@ -14,7 +15,7 @@ from torchpact.budget.confidence import betting_p_value, binomial_p_value, least
 from torchpact.budget.heldout import HeldOut
 from torchpact.budget.latency import LatencyMeter
 from torchpact.budget.levels import LevelSearch, Tried
-from torchpact.budget.progress import Report, reporter
+from torchpact.budget.progress import Progress, Report, reporter
 from torchpact.budget.scores import Score
 from torchpact.budget.search import best_bounds
 from torchpact.budget.table import TableRow, ThresholdTable
@@ -268,12 +269,24 @@ def _at_quality(
     if not bool(((full.scores >= low) & (full.scores <= high)).all()):
         raise ValueError(f"expected scores in [{low:g}, {high:g}]: pass score_range=")
     shares = torch.linspace(whole.cost, search.least, _CANDIDATES + 1).tolist()
-    found = {each.thresholds: each for share in shares[1:] if (each := search.best(share)) is not None}
+    found: dict[Thresholds, Tried] = {}
+    for number, share in enumerate(shares[1:], start=1):
+        each = search.best(share)
+        if each is not None:
+            found[each.thresholds] = each
+        report(Progress("candidates", number, _CANDIDATES, {"cost": share}))
     promising = [each for each in found.values() if whole.score - each.score <= quality]
     promising.sort(key=lambda each: -each.cost)  # before the test data is looked at: the dearest first
     spans = (0.0, 1.0) if score is None else (low - high, high - low)
     p_value = partial(_p_value, test=test, full=full.scores, bound=quality, spans=spans, level=level)
-    passed = passing(promising, p_value, level)
+    tested = count(1)
+
+    def reported(tried: Tried) -> float:
+        p = p_value(tried)
+        report(Progress("tests", next(tested), len(promising), {"cost": tried.cost, "p": p}))
+        return p
+
+    passed = passing(promising, reported, level)
     if not passed:
         need = least_examples(quality / (1 if score is None else high - low), level)
         warnings.warn(

@@ -39,7 +39,9 @@ class ThresholdTable(Mapping[float, Thresholds]):
         ... ])
         >>> table.at(0.6) == table[0.5], ThresholdTable.from_json(table.to_json()) == table
         (True, True)
-        >>> print(table.table())
+        >>> table
+        ThresholdTable(flops: 0.5, 0.8)
+        >>> print(table)
         budget (flops)    cost  score
                  0.500  0.4900    0.9
                  0.800  0.7900      1
@@ -52,6 +54,13 @@ class ThresholdTable(Mapping[float, Thresholds]):
         self._by_budget = {row.budget: row for row in self.rows}
         if not self.rows or len(self._by_budget) < len(self.rows):
             raise ValueError(f"expected a row for each of several budgets, got {len(self.rows)} rows")
+
+    def __repr__(self) -> str:
+        budgets = ", ".join(f"{row.budget:g}" for row in self.rows)
+        return f"ThresholdTable({self.unit}: {budgets})"
+
+    def __str__(self) -> str:
+        return self.table()
 
     def __getitem__(self, budget: float) -> Thresholds:
         return self._by_budget[budget].thresholds

@@ -6,6 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from torchpact.checks import readable
 from torchpact.core.exits import Exits
 from torchpact.core.halting import iteration_index, steps_from_survival
 from torchpact.core.modes import Mode
@@ -32,6 +33,14 @@ class Ponder(NamedTuple):
 
     ``log_prob`` is None outside Discrete mode, which ``torch.func.vmap`` cannot return: let the function
     under it return the fields it needs. Heads that give NaN are not refused; NaN shows in ``probs``.
+
+    ``print`` shows the shape of the positions and their mean steps, as they weigh.
+
+    Example:
+        >>> block = tp.AdaptiveBlock(nn.Tanh(), nn.Linear(8, 1), max_steps=3, mode="thresholded")
+        >>> block(torch.zeros(2, 8), thresholds=tp.Thresholds("always"))[1]
+        Ponder(name='', max_steps=3, positions=(2, 1), mean_steps=1)
+
     """
 
     probs: Tensor
@@ -52,6 +61,19 @@ class Ponder(NamedTuple):
     """What a step of the block costs, relative to those of other blocks; for budgets."""
     exits: Exits | None = None
     """The states and logits after all steps, if they were asked for: ``collect(net, exits=True)``."""
+
+    def __repr__(self) -> str:
+        if not isinstance(self.steps, Tensor):  # what torch's trees are mapped to, such as names
+            return tuple.__repr__(self)
+        shape, shown = tuple(self.steps.shape), [f"name={self.name!r}", f"max_steps={len(self.probs)}"]
+        shown.append(f"positions={shape}")
+        if readable(self.steps):
+            mean = float(mean_over_batch(self.steps.detach().double(), self.weights))
+            shown.append(f"mean_steps={mean:.4g}")
+        shown += [f"price={self.price:g}"] if self.price != 1 else []
+        shown += ["with weights"] if self.weights is not None else []
+        shown += ["with exits"] if self.exits is not None else []
+        return f"Ponder({', '.join(shown)})"
 
     @property
     def active(self) -> Tensor:
