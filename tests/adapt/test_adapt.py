@@ -2,6 +2,7 @@
 
 import copy
 import warnings
+from typing import Any
 
 import pytest
 import torch
@@ -480,11 +481,11 @@ def test_an_example_that_is_no_input_is_refused(example):
 
 
 def test_a_pipeline_is_adapted_but_its_model_is_what_the_other_verbs_take():
-    pipe = Pipeline(BERT.build())
+    pipe: Any = Pipeline(BERT.build())
     tp.adapt(pipe)
     inputs = BERT.inputs(2, 5)
     for verb in (
-        tp.collect,
+        lambda net: tp.collect(net),
         lambda net: tp.deploy(net, inputs),
         lambda net: tp.count_flops(net, inputs),
         lambda net: tp.use_mode(net, "discrete"),

@@ -109,9 +109,17 @@ def read_call(call):
 
 
 def spec(layer):
-    linear = {name: Projection.of(getattr(layer, name)) for name in ("qkv", "out", "up", "down")}
-    parts = {"norm1": layer.norm1, "norm2": layer.norm2, "activation": nn.functional.gelu}
-    return AttentionLayer(heads=layer.heads, read_call=read_call, **parts, **linear)
+    return AttentionLayer(
+        norm1=layer.norm1,
+        norm2=layer.norm2,
+        qkv=Projection.of(layer.qkv),
+        out=Projection.of(layer.out),
+        up=Projection.of(layer.up),
+        down=Projection.of(layer.down),
+        activation=nn.functional.gelu,
+        heads=layer.heads,
+        read_call=read_call,
+    )
 
 
 register_family(

@@ -24,8 +24,7 @@ def map_loss(nll: Tensor, ponders: Ponder | Sequence[Ponder], tau: Tau) -> Tenso
     cost ρ.
 
     Every ponder pays. If a network is called twice for a loss, as for the two texts of a pair, the loss pays
-    for both calls, where ``ponders.cost`` is their mean: multiply ``tau`` by a half for
-    the price of one.
+    for both calls, where ``ponders.cost`` is their mean: multiply ``tau`` by a half for the price of one.
 
     In the hard modes this is a number to report, not to train by: decisions pass no gradient on, so the
     heads would only learn of the price. Train relaxed, or with :func:`reinforce_loss`.
