@@ -26,9 +26,14 @@ def main(steps: int, folder: str) -> dict[str, float]:
     data = [{"input_ids": row, "labels": int(row[0] > 50)} for row in tokens]
     sizes = {"hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 128}
     net = tp.adapt(BertForSequenceClassification(BertConfig(vocab_size=100, **sizes)))
-    settings = {"max_steps": steps, "save_steps": steps, "logging_steps": 5, "learning_rate": 3e-3}
+    settings = {"max_steps": steps, "save_steps": steps, "logging_steps": 5}
     arguments = TrainingArguments(folder, gradient_accumulation_steps=2, report_to=[], **settings)
-    trainer = AdaptiveTrainer(model=net, args=arguments, train_dataset=data, eval_dataset=data[:64])
+    # heads begin at a halting probability of 0.7 % and have far to go: a larger learning rate
+    heads = {"params": net.torchpact.parameters(), "lr": 0.1}
+    backbone = [p for name, p in net.named_parameters() if not name.startswith("torchpact.")]
+    optimizers = torch.optim.AdamW([{"params": backbone}, heads], lr=3e-3), None
+    sets = {"train_dataset": data, "eval_dataset": data[:64]}
+    trainer = AdaptiveTrainer(model=net, args=arguments, optimizers=optimizers, **sets)
     trainer.train()
     again = tp.from_pretrained(f"{folder}/checkpoint-{steps}")  # a checkpoint has the heads
     print(tp.summary(again))

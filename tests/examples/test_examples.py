@@ -48,8 +48,9 @@ def test_a_looped_network_is_trained_calibrated_and_streamed():
 
 
 def test_the_trainer_of_transformers_trains_saves_and_evaluates(tmp_path):
-    metrics = example("hf_trainer", "transformers", "accelerate").main(steps=2, folder=str(tmp_path))
-    assert 1 <= metrics["eval_ponder/steps"] <= 4
+    torch.manual_seed(0)
+    metrics = example("hf_trainer", "transformers", "accelerate").main(steps=12, folder=str(tmp_path))
+    assert 1 <= metrics["eval_ponder/steps"] < 3  # of 4: heads learn in a dozen updates
 
 
 def test_a_loop_with_accelerate_trains_and_saves(tmp_path):
