@@ -295,9 +295,10 @@ def test_unchanged_counts_steps_in_which_all_predictions_of_a_sequence_stay():
 def test_learned_criteria_and_changes_of_the_state_see_channels_as_features():
     x = torch.randn(5, 6, 9)
     linear = tp.criteria.Linear(6, bias=0.0)
-    nn.init.normal_(linear.function.weight)
+    (weight, _) = linear.parameters()
+    nn.init.normal_(weight)
     logits, states = logits_of(looped(halting=linear), x)
-    assert torch.allclose(logits[0], torch.einsum("bcl,c->bl", states[0], linear.function.weight[0])[:, None])
+    assert torch.allclose(logits[0], torch.einsum("bcl,c->bl", states[0], weight[0])[:, None])
     logits, states = logits_of(looped(halting=tp.criteria.LatentChange(per="example")), x)
     moved = (states[1] - states[0]).flatten(1).norm(dim=1) / states[0].flatten(1).norm(dim=1)
     assert torch.allclose(logits[1].flatten(), -moved.log(), atol=1e-4)
