@@ -3,6 +3,7 @@
 import itertools
 import json
 import math
+import re
 
 import pytest
 import torch
@@ -195,6 +196,31 @@ def test_the_reason_of_a_dead_head_is_told(head, reason):
     assert found.heads[0].better == pytest.approx(
         share + (1 - share) / 2, abs=0.1
     )  # half of the guesses are right
+
+
+def test_trained_heads_have_a_row_of_what_they_save():
+    def easy(u):
+        return 8 * u[:, EASY : EASY + 1] - 4
+
+    batches = bits(60)
+    found = tp.diagnose(Answers([sure_if_easy, stay, stay, right], easy), batches, wrong)
+    share, gain = float(torch.cat(batches)[:, EASY].mean()), found.blocks[0].heads
+    assert gain is not None
+    # the easy ones take one step of four, at no loss, where fixed exits need all four
+    assert gain.cost == pytest.approx(1 - 0.75 * share, abs=1e-6)
+    assert gain.saved == pytest.approx(0.75 * share, abs=1e-4)
+    assert gain.low < gain.saved < gain.high
+    assert re.search(rf"^ +heads  {gain.cost:.1%} ", found.table(), flags=re.MULTILINE)
+    with tp.use_thresholds(net := Answers([sure_if_easy, right], easy), tp.Thresholds("never")):
+        never = tp.diagnose(net, batches, wrong).blocks[0].heads
+    assert never is not None
+    assert (never.cost, never.saved) == pytest.approx((1, 0), abs=1e-6)
+
+
+def test_heads_that_have_not_begun_to_learn_have_no_row():
+    found = tp.diagnose(Answers([sure_if_easy, right]), bits(20), wrong)
+    assert found.blocks[0].heads is None
+    assert "heads" not in found.table()
 
 
 def test_a_head_is_dead_rightly_where_nothing_is_to_be_gained():

@@ -6,8 +6,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from torchpact.budget.diagnosis import EQUAL, BlockDiagnosis, BlockView, Diagnosis, ExitRow, verdict
-from torchpact.budget.executable import Served, gains, points, served
+from torchpact.budget.diagnosis import (
+    EQUAL,
+    UNTRAINED,
+    BlockDiagnosis,
+    BlockView,
+    Diagnosis,
+    ExitRow,
+    verdict,
+)
+from torchpact.budget.executable import Served, gain_of_heads, gains, points, served
 from torchpact.budget.exit_losses import BlockExits, exits_by_block
 from torchpact.budget.frontier import cost_at, oracle
 from torchpact.budget.head_states import head_states
@@ -89,13 +97,16 @@ def diagnose(
     heads, rows, parts, views = [], [], [], []
     for exits in found:
         give = served(exits)
-        heads += head_states(exits, tau)
+        states = head_states(exits, tau)
+        heads += states
         rows += _rows(exits, give)
         own = gains(exits, seed)
+        began = all(head.spread < UNTRAINED for head in states)
+        by_heads = None if began else gain_of_heads(exits, seed)
         ideal = oracle(give.costs, give.losses)
         fixed = points(give.costs.double().mean(1), give.losses.double().mean(1))
         kept = torch.linspace(0, len(ideal) - 1, min(_SHOWN, len(ideal))).round().long()
-        parts.append(BlockDiagnosis(exits.name, tuple(own), _pairs(ideal[kept]), _pairs(fixed)))
+        parts.append(BlockDiagnosis(exits.name, tuple(own), _pairs(ideal[kept]), _pairs(fixed), by_heads))
         kind = "layer" if isinstance(blocks.get(exits.name), LayerRun) else "step"
         # of differences to the full output the largest may be noise itself
         noise = ROUNDING * max(1.0 if loss is None else 0.0, float(give.losses.abs().max()))

@@ -70,6 +70,8 @@ class BlockDiagnosis:
     """Costs and losses of choices made in hindsight, which no criterion reaches."""
     fixed: Points
     """Costs and losses of mixtures of fixed exits, through the better of their read-outs."""
+    heads: Gain | None = None
+    """What the network's own heads gain as they are; None of heads that are as they began."""
 
 
 @dataclass(frozen=True)
@@ -116,7 +118,7 @@ class Diagnosis:
             )
         gains = [[*first, "criterion", "cost", "loss", "saved", "95 %"]]
         for block in self.blocks:
-            for gain in block.gains:
+            for gain in [*block.gains, *([] if block.heads is None else [block.heads])]:
                 own = [block.block] if several else []
                 ends = f"{gain.low:+.1%} to {gain.high:+.1%}"
                 gains.append(

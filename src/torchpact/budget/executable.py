@@ -25,7 +25,8 @@ class Gain:
     """What a criterion gains over the best mixture of fixed exits, on examples that it was not fitted on."""
 
     criterion: str
-    """"confidence" of the exit's output, or a "linear" predictor of the advantage of halting."""
+    """"confidence" of the exit's output, or a "linear" predictor of the advantage of halting; or the "heads"
+    of the network."""
     cost: float
     """Of the point that saved most on the other half of the examples, of those that lost next to nothing."""
     loss: float
@@ -152,6 +153,29 @@ def gains(exits: BlockExits, seed: int = 0) -> list[Gain]:
         ]
         found[name] = _crossed(name, folds[name], prices, predictors, give, masks)
     return _judged(found, exits, give, seed)
+
+
+def gain_of_heads(exits: BlockExits, seed: int = 0) -> Gain | None:
+    """Return what the network's own heads gain at their present thresholds, through its own read-out.
+
+    Args:
+        exits: What exits give.
+        seed: Of the bootstrap.
+
+    Returns:
+        The gain, without a curve; None where nothing can halt, or losses are of examples whose positions
+        decide one by one.
+
+    """
+    examples = int(exits.examples.max()) + 1
+    of_positions = exits.examples.numel() > examples
+    if exits.steps < 2 or (not of_positions and exits.logits.size(1) != examples):
+        return None
+    logits = exits.h.double().logit() if of_positions else exits.logits
+    at = Record(logits, exits.costs, -exits.raw).exits(exits.bounds).unsqueeze(0)
+    cost, loss = (x.double().gather(0, at)[0] for x in (exits.costs, exits.raw))
+    (found,) = _judged({"heads": _Crossed(cost, loss, ())}, exits, served(exits), seed)
+    return found
 
 
 def _prices(give: Served) -> list[float]:
