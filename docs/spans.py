@@ -21,7 +21,7 @@ Or they are columns of a benchmark's rows, those that have the values given, wit
 
     [PICK] csv NAME COLUMN[,COLUMN…] [COLUMN=VALUE[,VALUE…]…]
 
-of benchmarks/NAME.csv; without a PICK all rows in turn.
+of benchmarks/NAME.csv, or of the file NAME.csv where NAME has folders; without a PICK all rows in turn.
 
 No span may begin a line, which Markdown would take for HTML.
 """
@@ -153,10 +153,10 @@ def _rows(words: list[str], part: str) -> list[list[Spread]]:
 
 
 def rows_with(name: str, columns: list[str], wanted: list[str]) -> list[dict[str, str]]:
-    """Rows of benchmarks/NAME.csv that have the values wanted, each as COLUMN=VALUE,VALUE…"""
-    file = ROOT / "benchmarks" / f"{name}.csv"
+    """Rows of NAME.csv, in benchmarks by default, that have the values wanted, each as COLUMN=VALUE,VALUE…"""
+    file = ROOT / (f"{name}.csv" if "/" in name else f"benchmarks/{name}.csv")
     if not file.is_file():
-        raise ValueError(f"expected the name of a file in benchmarks, got {name!r}")
+        raise ValueError(f"expected the name of a file in benchmarks, or of one with folders, got {name!r}")
     with file.open(newline="") as opened:
         reader = csv.DictReader(opened)
         rows, known = [*reader], reader.fieldnames or []

@@ -152,7 +152,7 @@ SETTING = "fast/resnet110-relaxed-tau0.005"
         ),
         (
             "A <!--= csv chairs speedup -->1<!--/-->.",
-            "expected the name of a file in benchmarks, got 'chairs'",
+            "expected the name of a file in benchmarks, or of one with folders, got 'chairs'",
         ),
         (
             "A <!--= csv engines_cpu speedup batch=3 network=ResNet-32 -->1<!--/-->.",

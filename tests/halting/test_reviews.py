@@ -159,6 +159,11 @@ def test_the_whole_comparison_runs_goes_on_and_opens_the_test_only_when_told(wor
     whole = [row for row in rows if row["network"] == "whole"]
     assert len(whole) == 4
     assert all(row["cost"] == "1.0" for row in whole)
+    with (out / "reviews_means.csv").open() as file:
+        means = {row["network"]: row for row in csv.DictReader(file)}
+    own = [float(row["accuracy"]) for row in whole if row["part"] == "test"]
+    assert float(means["whole"]["accuracy"]) == pytest.approx(sum(own) / 2, abs=1e-4)
+    assert {row["part"] for row in means.values()} == {"test"}
     confident = [row for row in rows if row["network"] == "exits, confidence" and row["part"] == "validation"]
     budget = float(next(row["cost"] for row in rows if row["network"] == "student of 2 layers"))
     assert all(float(row["cost"]) <= budget + 1e-4 for row in confident)

@@ -71,7 +71,7 @@ def diagnosed(name: str, examples: int, length: int, work: Path) -> tp.Diagnosis
         ]
         return tp.diagnose(tp.adapt(net, per="token"), batches, next_token, unit="nats")
     kept = Work(work, ReviewSettings())
-    review_net = kept.network("whole" if name == "reviews" else "exits", 0)
+    review_net = kept.network("whole" if name == "reviews" else "taught", 0)
     if name == "reviews":
         tp.adapt(review_net, per="example")
     given = [*review_batches(kept.reviews("validation")[:examples], kept.tokenizer, length, 50, seed=0)]

@@ -38,12 +38,26 @@ def write(work: Trained, seeds: Sequence[int], others: Sequence[str], out: Path,
     rows = _rows(work, seeds, others, parts, all_tried, records, table, budget, choice)
     out.mkdir(parents=True, exist_ok=True)
     write_csv(out / "reviews.csv", rows)
+    write_csv(out / "reviews_means.csv", _means([row for row in rows if row["part"] == parts[-1]]))
     write_csv(out / "reviews_curves.csv", _curves(all_tried, records, parts, seeds, choice))
     if test:
         found = _differences(work, seeds, others, all_tried, records, budget, choice)
         write_csv(out / "reviews_differences.csv", found)
     for row in rows:
         print(row)
+
+
+def _means(rows: Sequence[Row]) -> list[Row]:
+    """Return the means over seeds, a row for each network."""
+    found = []
+    for name in dict.fromkeys(row["network"] for row in rows):
+        group = [row for row in rows if row["network"] == name]
+        row: Row = {"network": name, "part": group[0]["part"], "seeds": len(group)}
+        for key in ("accuracy", "cost", "layers", "elsewhere", "random"):
+            if key in group[0]:
+                row[key] = round(sum(each[key] for each in group) / len(group), 4)
+        found.append(row)
+    return found
 
 
 def _share(table: dict[str, Tensor], work: Trained, seed: int, layers: int) -> float:

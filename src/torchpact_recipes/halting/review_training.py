@@ -20,7 +20,7 @@ from torchpact_recipes.halting.networks import ReviewBatch, ReviewNet, review_ba
 class ReviewSettings:
     """How long and how fast to train."""
 
-    updates: int = 300
+    updates: int = 600
     size: int = 16
     """Examples of an update."""
     length: int = 64

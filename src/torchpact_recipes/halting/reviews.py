@@ -3,11 +3,13 @@
     python -m torchpact_recipes.halting.reviews [--seeds 3 | --only SEED] [--ready | --crossed] [--test]
 
 For each seed: the whole network (labels), students of 2 and 3 layers (labels, and the whole network as the
-teacher), and the network with exits (labels, and its own last exit), each by equal updates; then criteria on
-the frozen exits. Weights and records stay in ``--work``, and what is there is not made again. Criterion and
-thresholds are chosen on validation data. With ``--test`` the test data is opened, and three files written:
+teacher), and the network with exits (likewise, or labels and its own last exit), each by equal updates; then
+criteria on the frozen exits. Weights and records stay in ``--work``, and what is there is not made again.
+Criterion and thresholds are chosen on validation data. With ``--test`` the test data is opened, and four files
+written:
 
     reviews.csv              each network and criterion at the budget: validation, test, cost, layers
+    reviews_means.csv        the means over seeds, on the test data if it was opened
     reviews_curves.csv       accuracy at several budgets, thresholds chosen on validation data
     reviews_differences.csv  paired differences on the test data, with 95 % intervals
 
@@ -148,7 +150,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--only", type=int, help="train and record this seed, and choose nothing")
-    parser.add_argument("--exits", choices=EXITS, default="exits", help="taught by the last, or by the whole")
+    parser.add_argument(
+        "--exits", choices=EXITS, default="taught", help="learn from the last, or are taught by the whole"
+    )
     parser.add_argument("--ready", action="store_true", help="train nothing: write tables of what is there")
     parser.add_argument(
         "--crossed", action="store_true", help="compare criteria on training reviews, no more"
