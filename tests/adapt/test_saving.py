@@ -234,6 +234,22 @@ def test_a_network_that_is_not_adapted_is_refused(tmp_path):
     assert not (tmp_path / "x").exists()
 
 
+def test_deployed_networks_and_blocks_are_not_told_to_be_adapted():
+    net = tp.adapt(torch_encoder()).eval()
+    fast = tp.deploy(net, torch.randn(2, 5, 16))
+    with pytest.raises(ValueError, match=r"got a deployed one: pass the network that tp\.deploy was given$"):
+        tp.save_pretrained(fast, "x")
+    block = nn.Sequential(tp.AdaptiveBlock(nn.Tanh(), nn.Linear(8, 1), max_steps=3))
+    with pytest.raises(ValueError, match=r"got a Sequential with adaptive blocks of its own"):
+        tp.summary(block)
+
+
+def test_a_network_to_load_into_is_plain(tmp_path):
+    tp.save_pretrained(tp.adapt(torch_encoder()), tmp_path)
+    with pytest.raises(ValueError, match=r"^expected a plain network as net=, got a Transf"):
+        tp.from_pretrained(tmp_path, net=tp.adapt(torch_encoder()))
+
+
 def test_a_file_is_no_folder(tmp_path):
     net, file = tp.adapt(torch_encoder()), tmp_path / "file"
     file.write_text("text")

@@ -17,6 +17,8 @@ from torchpact.adapt.own_config import Replaced, give_own_config, restore_config
 from torchpact.adapt.refusals import check_found, check_plain
 from torchpact.checks import check_number
 from torchpact.core.call_args import call_args
+from torchpact.core.frozen import FrozenModule
+from torchpact.core.halting_module import halting_modules
 from torchpact.core.layer_run import LayerRun, Per
 from torchpact.core.overrides import check_heads
 
@@ -233,6 +235,15 @@ def holder_of(net: nn.Module) -> nn.Module:
     for module in net.modules():
         if isinstance(module._modules.get(NAME), Adaptation):
             return module
+    if any(isinstance(module, FrozenModule) for module in net.modules()):
+        raise ValueError(
+            "expected an adapted network, got a deployed one: pass the network that tp.deploy was given"
+        )
+    if halting_modules(net):
+        raise ValueError(
+            f"expected a network that tp.adapt made adaptive, got a {type(net).__name__} with adaptive "
+            "blocks of its own, which is saved as any module is, by its state_dict()"
+        )
     raise ValueError(f"expected an adapted network, got a plain {type(net).__name__}: tp.adapt it first")
 
 

@@ -19,6 +19,7 @@ from torchpact.adapt.heads import Heads, with_heads
 from torchpact.adapt.network import has_adapters_around, inner_network
 from torchpact.adapt.own_config import THRESHOLDS
 from torchpact.checks import one_line
+from torchpact.core.halting_module import halting_modules
 from torchpact.core.layer_run import LayerRun
 from torchpact.core.thresholds import Thresholds, spelled
 from torchpact.nn.criteria.records import from_record
@@ -109,7 +110,7 @@ def from_pretrained(
 
     Args:
         folder: The folder.
-        net: A network of the same architecture to load into, for networks that are not Hugging Face's.
+        net: A plain network of the same architecture to load into, for networks that are not Hugging Face's.
         heads: The ``heads`` that the network was adapted with, if it was a factory or a criterion of your
             own. Ready-made criteria, with read-outs given by names of modules, are in the record.
         options: For ``from_pretrained`` of the network's class, such as ``dtype``.
@@ -152,6 +153,11 @@ def from_pretrained(
     if net is None:
         net = _transformers_class(folder).from_pretrained(folder, **options)
     else:
+        if halting_modules(net):
+            raise ValueError(
+                f"expected a plain network as net=, got a {type(net).__name__} that is adaptive already: "
+                "from_pretrained adapts it"
+            )
         try:
             load_model(net, folder / BACKBONE, strict=True)
         except (RuntimeError, SafetensorError, OSError) as error:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
+from torchpact.checks import readable
 from torchpact.core.ponder import Ponder, mean_over_positions
 
 if TYPE_CHECKING:
@@ -26,8 +27,24 @@ class Ponders(list[Ponder]):
         ...     output, ponder = net(torch.randn(5, 4))
         >>> len(ponders), ponders[0].name, torch.equal(ponders[0].steps, ponder.steps)
         (1, '1', True)
+        >>> with tp.collect(net) as ponders, torch.no_grad(), tp.use_mode(net, "thresholded"):
+        ...     with tp.use_thresholds(net, tp.Thresholds("never")):
+        ...         output, ponder = net(torch.randn(5, 4))
+        >>> ponders
+        Ponders(1: 3 of 3 steps)
 
     """
+
+    thresholded_by_eval = False
+    """Whether gradients flow from a network that ``eval()`` made thresholded, to heads by the price only."""
+
+    def __repr__(self) -> str:
+        shown = []
+        for name, ponders in self.by_block.items():
+            calls = f" in {len(ponders)} calls" if len(ponders) > 1 else ""
+            mean = f"{float(ponders.steps.detach()):.4g} of " if readable(ponders[0].steps) else ""
+            shown.append(f"{name or '-'}: {mean}{len(ponders[0].probs)} steps{calls}")
+        return f"Ponders({', '.join(shown)})"
 
     @property
     def by_block(self) -> dict[str, "Ponders"]:
@@ -130,8 +147,15 @@ class Collector:
                     "recurrent layers do not"
                 )
             kept = exits if self.exits else None
+            if not torch.compiler.is_compiling() and cost.requires_grad and _thresholded_by_eval(block):
+                self.ponders.thresholded_by_eval = True
             # not by _replace, which torch.compile of 2.11 cannot trace
             self.ponders.append(Ponder(probs, steps, expected, cost, log_prob, weights, name, price, kept))
+
+
+def _thresholded_by_eval(block: "HaltingModule") -> bool:
+    """Whether a block decides by thresholds for no other reason than ``eval()``."""
+    return block.mode is None and not block.training
 
 
 Collectors = tuple[Collector, ...]

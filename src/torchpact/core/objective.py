@@ -1,5 +1,6 @@
 """What is minimised: the negative of the paper's objectives, as a mean over examples."""
 
+import warnings
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -27,7 +28,8 @@ def map_loss(nll: Tensor, ponders: Ponder | Sequence[Ponder], tau: Tau) -> Tenso
     for both calls, where ``ponders.cost`` is their mean: multiply ``tau`` by a half for the price of one.
 
     In the hard modes this is a number to report, not to train by: decisions pass no gradient on, so the
-    heads would only learn of the price. Train relaxed, or with :func:`reinforce_loss`.
+    heads would only learn of the price. Train relaxed, or with :func:`reinforce_loss`. There is a warning if
+    gradients flow from a network that is thresholded because it is in ``eval()``.
 
     Args:
         nll: The negative log-likelihood of each example, of shape (batch,), or their mean.
@@ -49,6 +51,12 @@ def map_loss(nll: Tensor, ponders: Ponder | Sequence[Ponder], tau: Tau) -> Tenso
         >>> map_loss(nll, ponder, tau=0.01).backward()
 
     """
+    if isinstance(ponders, Ponders) and ponders.thresholded_by_eval and torch.is_grad_enabled():
+        warnings.warn(
+            "expected a network in train(), got a thresholded one, as eval() makes it, whose heads learn of "
+            "the price only: call net.train(), or torch.no_grad() to evaluate",
+            stacklevel=2,
+        )
     nll, blocks = _check(nll, ponders, scalar=True)
     return mean_over_batch(nll) + _prior_cost(blocks, tau)
 
