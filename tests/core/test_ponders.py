@@ -1,6 +1,7 @@
 """What ponders show, and what they tell of a training in eval()."""
 
 import warnings
+from functools import partial
 
 import pytest
 import torch
@@ -24,7 +25,7 @@ def collected(net, exits=False):
 @pytest.mark.parametrize("of_a_budget", [False, True])
 def test_training_in_eval_is_warned_of(of_a_budget):
     nll, ponders = collected(network().eval())
-    loss = tp.Budget(0.7).loss if of_a_budget else lambda *given: tp.map_loss(*given, 0.1)
+    loss = tp.Budget(0.7).loss if of_a_budget else partial(tp.map_loss, tau=0.1)
     with pytest.warns(UserWarning, match=r"^expected a network in train\(\), got a thresholded one"):
         loss(nll, ponders)
 
@@ -33,15 +34,18 @@ def test_evaluation_and_what_is_meant_are_not_warned_of():
     net = network()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        tp.map_loss(*collected(net.train()), 0.1)
+        nll, ponders = collected(net.train())
+        tp.map_loss(nll, ponders, 0.1)
         with torch.no_grad():
-            tp.map_loss(*collected(net.eval()), 0.1)
+            nll, ponders = collected(net.eval())
+            tp.map_loss(nll, ponders, 0.1)
         for mode in ("discrete", "thresholded"):
             with tp.use_mode(net, mode):
                 nll, ponders = collected(net)
                 tp.map_loss(nll, ponders, 0.1)
         with tp.use_mode(net, "discrete"):
-            tp.reinforce_loss(*collected(net), 0.1)
+            nll, ponders = collected(net)
+            tp.reinforce_loss(nll, ponders, 0.1)
 
 
 def test_ponders_print_as_a_line_with_shapes_and_mean_steps():
