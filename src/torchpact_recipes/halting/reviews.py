@@ -5,8 +5,8 @@
 For each seed: the whole network (labels), students of 2 and 3 layers (labels, and the whole network as the
 teacher), and the network with exits (likewise, or labels and its own last exit), each by equal updates; then
 criteria on the frozen exits. Weights and records stay in ``--work``, and what is there is not made again.
-Criterion and thresholds are chosen on validation data. With ``--test`` the test data is opened, and four files
-written:
+Criterion and thresholds are chosen on validation data. With ``--test`` the test data is opened, and four
+files written:
 
     reviews.csv              each network and criterion at the budget: validation, test, cost, layers
     reviews_means.csv        the means over seeds, on the test data if it was opened
