@@ -83,6 +83,12 @@ def test_without_any_image_that_can_be_read_nothing_is_drawn(run, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
+def test_names_of_images_that_cannot_be_printed_are_escaped_in_every_line(run, tmp_path):
+    code, printed, err = run(tmp_path / "a\udcff", tmp_path / "b")
+    assert (code, printed) == (2, "")
+    assert err == f"torchpact: {tmp_path}/a\\udcff: no such file\ntorchpact: {tmp_path}/b: no such file\n"
+
+
 def test_titles_differ_where_networks_do(run, tmp_path):
     small, deep = checkpoint(tmp_path / "a"), checkpoint(tmp_path / "b", units=3)
     other = checkpoint(tmp_path / "c")

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import torch
 import typer
 
-from torchpact.checks import check_count
+from torchpact.checks import check_count, one_line
 from torchpact.models import ResNet
 from torchpact_recipes.commands.common import (
     Device,
@@ -187,7 +187,7 @@ def _print_all_but_last(problems: list[str]) -> str:
     """Print a line for each problem but the last, which is returned."""
     *others, last = problems
     for problem in others:
-        print(f"torchpact: {problem}", file=sys.stderr)
+        print(f"torchpact: {one_line(problem)}", file=sys.stderr)
     return last
 
 
