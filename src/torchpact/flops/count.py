@@ -28,6 +28,8 @@ class FlopCount:
     (tensor([8, 6]), 7.0, 1.0)
     >>> count
     FlopCount(mean=7, std=1, mean of blocks=[4, 2], rest=1, examples=2)
+    >>> FlopCount(blocks=torch.tensor([[5], [3]]), rest=1, plain=8.0)
+    FlopCount(mean=5, share=0.625, std=1, mean of blocks=[4], rest=1, examples=2)
     """
 
     blocks: Tensor
@@ -39,8 +41,9 @@ class FlopCount:
 
     def __repr__(self) -> str:
         blocks = ", ".join(f"{mean:,.0f}" for mean in self.blocks.double().mean(0).tolist())
+        share = "" if math.isnan(self.plain) else f"share={float(self.share):.3f}, "
         return (
-            f"FlopCount(mean={float(self.mean):,.0f}, std={float(self.std):,.0f}, "
+            f"FlopCount(mean={float(self.mean):,.0f}, {share}std={float(self.std):,.0f}, "
             f"mean of blocks=[{blocks}], rest={self.rest:,}, examples={len(self.blocks)})"
         )
 

@@ -23,7 +23,10 @@ class AttentionEngine(Engine):
         for number, step in enumerate(spec.steps, start=1):
             if not isinstance(step, AttentionLayer):
                 reason = getattr(step, "reason", "")
-                known = reason or f"nothing is known of layer {number} of {spec.label!r}"
+                known = reason or (
+                    f"nothing is known of layer {number} of {spec.label!r}, so that nothing is skipped there; "
+                    "as steps of a tp.AdaptiveBlock such layers can be skipped"
+                )
                 return f"attention: expected known transformer layers, got others: {known}"
             if step.read_call is None:
                 return f"attention: expected layers whose calls can be read, got others in layer {number}"
