@@ -24,8 +24,8 @@ class AttentionEngine(Engine):
             if not isinstance(step, AttentionLayer):
                 reason = getattr(step, "reason", "")
                 known = reason or (
-                    f"nothing is known of layer {number} of {spec.label!r}, so that nothing is skipped there; "
-                    "as steps of a tp.AdaptiveBlock such layers can be skipped"
+                    f"nothing is known of layer {number} of {spec.label!r}, so that nothing is skipped "
+                    "there; as steps of a tp.AdaptiveBlock such layers can be skipped"
                 )
                 return f"attention: expected known transformer layers, got others: {known}"
             if step.read_call is None:
