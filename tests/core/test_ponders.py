@@ -68,3 +68,13 @@ def test_mean_steps_leave_padding_out():
     weights = torch.tensor([[[1.0], [0.0]], [[1.0], [1.0]]])
     ponder = ponder._replace(steps=steps, weights=weights)  # (1 + (2 + 3) / 2) / 2
     assert "mean_steps=1.75, price=2, with weights" in str(ponder)
+
+
+def test_training_at_no_price_in_eval_is_not_warned_of():
+    loss, ponders = collected(network().eval())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        tp.map_loss(loss, ponders, tau=0.0).backward()
+    loss, ponders = collected(network().eval())
+    with pytest.warns(UserWarning, match="train"):
+        tp.map_loss(loss, ponders, tau=0.1)

@@ -29,7 +29,7 @@ def map_loss(nll: Tensor, ponders: Ponder | Sequence[Ponder], tau: Tau) -> Tenso
 
     In the hard modes this is a number to report, not to train by: decisions pass no gradient on, so the
     heads would only learn of the price. Train relaxed, or with :func:`reinforce_loss`. There is a warning if
-    gradients flow from a network that is thresholded because it is in ``eval()``.
+    gradients flow, at a price, from a network that is thresholded because it is in ``eval()``.
 
     Args:
         nll: The negative log-likelihood of each example, of shape (batch,), or their mean.
@@ -51,7 +51,8 @@ def map_loss(nll: Tensor, ponders: Ponder | Sequence[Ponder], tau: Tau) -> Tenso
         >>> map_loss(nll, ponder, tau=0.01).backward()
 
     """
-    if isinstance(ponders, Ponders) and ponders.thresholded_by_eval and torch.is_grad_enabled():
+    free = isinstance(tau, int | float) and tau == 0
+    if isinstance(ponders, Ponders) and ponders.thresholded_by_eval and torch.is_grad_enabled() and not free:
         warnings.warn(
             "expected a network in train(), got a thresholded one, as eval() makes it, whose heads learn of "
             "the price only: call net.train(), or torch.no_grad() to evaluate",

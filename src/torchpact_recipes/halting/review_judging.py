@@ -127,9 +127,9 @@ def _rows(
                     "elsewhere": round(1 - commonest, 4),
                     "random": round(random_accuracy(exits, came.taken), 4),
                 }
-                rows.append({"network": f"exits, {family}", **common, **came.figures, **extra})
+                rows.append({"network": f"exits: {family}", **common, **came.figures, **extra})
             ideal = oracle(exits, found["confidence"].costs[part], budget)
-            rows.append({"network": "exits, oracle", **common, **figures(ideal, budget, float("nan"))})
+            rows.append({"network": "exits: oracle", **common, **figures(ideal, budget, float("nan"))})
     return rows
 
 
@@ -184,9 +184,9 @@ def _differences(
         for arm in others:
             name = "whole" if arm == "whole" else f"student of {arm} layers"
             theirs = torch.stack([_right(work.record(arm, seed, "test")) for seed in seeds])
-            rows.append(difference(f"exits, {family}", name, paired(of(family), theirs), 4))
+            rows.append(difference(f"exits: {family}", name, paired(of(family), theirs), 4))
         if family != "confidence":
             rows.append(
-                difference(f"exits, {family}", "exits, confidence", paired(of(family), of("confidence")), 4)
+                difference(f"exits: {family}", "exits: confidence", paired(of(family), of("confidence")), 4)
             )
     return rows
