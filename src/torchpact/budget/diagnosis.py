@@ -104,7 +104,7 @@ class Diagnosis:
     unit: str = ""
 
     def table(self) -> str:
-        """Return a table of the exits, one of the criteria and one of the heads."""
+        """Return tables of the exits, of the criteria and, if they have been trained, of the heads."""
         several = len(self.blocks) > 1
         first = ["block"] if several else []
         exits = [[*first, "exit", "cost", "loss", "read-out", "better", "by"]]
@@ -125,7 +125,7 @@ class Diagnosis:
                     [*own, gain.criterion, f"{gain.cost:.1%}", f"{gain.loss:.4g}", f"{gain.saved:+.1%}", ends]
                 )
         heads = [[*first, "head", "h", "spread", "halts", "h(1-h)", "better", "rank", "dead"]]
-        for head in self.heads:
+        for head in [] if _are_untrained(self.heads) else self.heads:
             own = [head.block] if several else []
             numbers = [f"{head.h:.3f}", f"{head.spread:.3f}", f"{head.fires:.0%}", f"{head.slope:.4f}"]
             heads.append(
@@ -253,9 +253,14 @@ _REASONS = {
 }
 
 
+def _are_untrained(heads: Sequence[HeadState]) -> bool:
+    """Whether h is the same everywhere, as where heads begin."""
+    return all(head.spread < UNTRAINED for head in heads)
+
+
 def _of_heads(heads: Sequence[HeadState], several: bool) -> list[str]:
     """Return a sentence for each reason that heads are dead for."""
-    if heads and all(head.spread < UNTRAINED for head in heads):
+    if heads and _are_untrained(heads):
         return [f"Heads are as they began: h is {heads[0].h:.2g} everywhere."]
     said = []
     for reason, words in _REASONS.items():

@@ -32,6 +32,8 @@ COLOURS = {
 }
 UNSHOWN = [f"{name}, τ = {tau}" for name in LEARNED for tau in TAUS if tau != 0.03]
 """Prices that the figure of cross-fitted criteria leaves out."""
+MOST_SHOWN = 105
+"""Per cent of the FLOPs that panels of a diagnosis show."""
 TITLES = {
     "smollm2": "SmolLM2-135M, next token of reviews",
     "stories": "stories15M, its own stories",
@@ -164,6 +166,8 @@ def diagnosis_panel(name: str, found: dict[str, Any]) -> Panel:
                 gain["criterion"]
             ]
             colour = COLOURS["confidence" if gain["criterion"] == "confidence" else "heads"]
+            most = max(cost for cost, _ in line)
+            label += f", up to {most:.0f} %" if most > MOST_SHOWN else ""
             ax.plot(*zip(*line, strict=True), ".-", color=colour, label=label)
         ax.plot(
             *zip(*((100 * c, x) for c, x in block["oracle"]), strict=True),
@@ -172,14 +176,17 @@ def diagnosis_panel(name: str, found: dict[str, Any]) -> Panel:
             label="oracle",
         )
         ax.set(xlabel="FLOPs, % of the original", ylabel="loss, nats", title=TITLES[name])
-        ax.legend()
+        ax.set_xlim(0, MOST_SHOWN)
+        low, high = ax.get_ylim()
+        ax.set_ylim(low, high + 0.3 * (high - low))  # room for the legend
+        ax.legend(loc="upper right")
         return {"exits": list(zip(costs, best, strict=True)), "verdict": found["verdict"]}
 
     return draw
 
 
 def draw(panels: Sequence[Panel], folders: Sequence[Path], name: str) -> None:
-    """Draw panels side by side, and save the figure in each folder.
+    """Draw panels, two in a row, and save the figure in each folder.
 
     Args:
         panels: The panels.
@@ -187,8 +194,12 @@ def draw(panels: Sequence[Panel], folders: Sequence[Path], name: str) -> None:
         name: Of the files.
 
     """
-    with canvas(len(panels), size=(4.6 * len(panels), 3.6)) as (figure, axes):
-        numbers = {str(index): panel(ax) for index, (panel, ax) in enumerate(zip(panels, axes, strict=True))}
+    columns = min(len(panels), 2)
+    rows = -(-len(panels) // columns)
+    with canvas(columns, rows, size=(4.6 * columns, 3.6 * rows)) as (figure, axes):
+        numbers = {str(index): panel(ax) for index, (panel, ax) in enumerate(zip(panels, axes, strict=False))}
+        for ax in axes[len(panels) :]:
+            ax.set_axis_off()
         save(figure, folders[0], name, numbers)
     for folder in folders[1:]:
         (folder / f"{name}.png").write_bytes((folders[0] / f"{name}.png").read_bytes())
