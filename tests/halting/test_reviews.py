@@ -146,6 +146,7 @@ def test_intervals_of_paired_differences_cover_as_often_as_they_say():
     assert 0.88 <= inside / 200 <= 0.99  # of 95 %; a false alarm is rarer than 1 in 1000
 
 
+@pytest.mark.slow
 def test_the_whole_comparison_runs_goes_on_and_opens_the_test_only_when_told(work, tmp_path, monkeypatch):
     out = tmp_path / "out"
     review_judging.write(work, [0, 1], ("whole", "1", "2"), out, test=False)
