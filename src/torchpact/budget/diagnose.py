@@ -8,11 +8,11 @@ from torch import Tensor, nn
 
 from torchpact.budget.diagnosis import (
     EQUAL,
-    UNTRAINED,
     BlockDiagnosis,
     BlockView,
     Diagnosis,
     ExitRow,
+    are_untrained,
     verdict,
 )
 from torchpact.budget.executable import Served, gain_of_heads, gains, points, served
@@ -101,8 +101,7 @@ def diagnose(
         heads += states
         rows += _rows(exits, give)
         own = gains(exits, seed)
-        began = all(head.spread < UNTRAINED for head in states)
-        by_heads = None if began else gain_of_heads(exits, seed)
+        by_heads = None if are_untrained(states) else gain_of_heads(exits, seed)
         ideal = oracle(give.costs, give.losses)
         fixed = points(give.costs.double().mean(1), give.losses.double().mean(1))
         kept = torch.linspace(0, len(ideal) - 1, min(_SHOWN, len(ideal))).round().long()

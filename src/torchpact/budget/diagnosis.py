@@ -125,7 +125,7 @@ class Diagnosis:
                     [*own, gain.criterion, f"{gain.cost:.1%}", f"{gain.loss:.4g}", f"{gain.saved:+.1%}", ends]
                 )
         heads = [[*first, "head", "h", "spread", "halts", "h(1-h)", "better", "rank", "dead"]]
-        for head in [] if _are_untrained(self.heads) else self.heads:
+        for head in [] if are_untrained(self.heads) else self.heads:
             own = [head.block] if several else []
             numbers = [f"{head.h:.3f}", f"{head.spread:.3f}", f"{head.fires:.0%}", f"{head.slope:.4f}"]
             heads.append(
@@ -253,14 +253,19 @@ _REASONS = {
 }
 
 
-def _are_untrained(heads: Sequence[HeadState]) -> bool:
-    """Whether h is the same everywhere, as where heads begin."""
+def are_untrained(heads: Sequence[HeadState]) -> bool:
+    """Return whether h is the same everywhere, as where heads begin.
+
+    Args:
+        heads: The heads.
+
+    """
     return all(head.spread < UNTRAINED for head in heads)
 
 
 def _of_heads(heads: Sequence[HeadState], several: bool) -> list[str]:
     """Return a sentence for each reason that heads are dead for."""
-    if heads and _are_untrained(heads):
+    if heads and are_untrained(heads):
         return [f"Heads are as they began: h is {heads[0].h:.2g} everywhere."]
     said = []
     for reason, words in _REASONS.items():

@@ -16,7 +16,7 @@ from torchpact.budget.search import Record
 from torchpact.core.call_args import CallArgs, call_args, first_tensor, tensors_in
 from torchpact.core.callables import uncompiled
 from torchpact.core.collect import collect
-from torchpact.core.halting_module import halting_modules
+from torchpact.core.halting_module import adaptive_blocks
 from torchpact.core.overrides import use_mode, use_thresholds
 from torchpact.core.thresholds import Thresholds
 from torchpact.flops.blocks import BlockCost, Meter
@@ -93,12 +93,7 @@ class HeldOut:
         inputs: Callable[[Any], Any] | None = None,
     ) -> None:
         self.net, self.score = uncompiled(net), score
-        self.blocks = halting_modules(self.net)
-        if not self.blocks:
-            raise ValueError(
-                f"expected a network with adaptive blocks, got {type(net).__name__} without any: "
-                "tp.adapt makes its layers adaptive"
-            )
+        self.blocks = adaptive_blocks(self.net)
         self.batches = listed(batches)
         self.given: list[CallArgs] = [
             call_args(each if inputs is None else inputs(each)) for each in self.batches

@@ -13,7 +13,7 @@ from torchpact.core.callables import uncompiled
 from torchpact.core.collect import collect
 from torchpact.core.exits import exit_thresholds
 from torchpact.core.halting import iteration_index
-from torchpact.core.halting_module import halting_modules
+from torchpact.core.halting_module import adaptive_blocks
 from torchpact.core.overrides import use_mode, use_thresholds
 from torchpact.core.ponder import Ponder, is_unknown, mean_over_positions
 from torchpact.flops.attention import key_value_flops, token_flops
@@ -78,12 +78,7 @@ def measured_prices(net: nn.Module, inputs: Any) -> NetworkPrices:
 
     """
     net, given = uncompiled(net), call_args(inputs)
-    blocks = halting_modules(net)
-    if not blocks:
-        raise ValueError(
-            f"expected a network with adaptive blocks, got {type(net).__name__} without any: "
-            "tp.adapt makes its layers adaptive"
-        )
+    blocks = adaptive_blocks(net)
     if not len(first_tensor(given)):
         raise ValueError("expected a batch of at least one example to measure costs on, got none")
     with evaluating(net), use_mode(net, "thresholded"), named_by_place(blocks):

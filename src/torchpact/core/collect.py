@@ -257,14 +257,9 @@ class collect:
 
     def __init__(self, model: nn.Module, *, exits: bool = False) -> None:
         from torchpact.core.frozen import FrozenModule
-        from torchpact.core.halting_module import halting_modules
+        from torchpact.core.halting_module import adaptive_blocks
 
-        found = halting_modules(model)
-        if not found:
-            raise ValueError(
-                f"expected a network with adaptive blocks, got {type(model).__name__} without any: "
-                "tp.adapt makes its layers adaptive"
-            )
+        found = adaptive_blocks(model)
         if exits and any(isinstance(module, FrozenModule) for module in model.modules()):
             raise ValueError(
                 "expected the network itself for its exits, got a deployed one, which skips them"

@@ -1,6 +1,6 @@
 """The base of what halts: modules with heads, a mode, thresholds, a name and a price."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor, nn
@@ -139,21 +139,47 @@ def halting_modules(model: nn.Module) -> dict[str, HaltingModule]:
     check_module(model)
     places: list[tuple[str | None, str]] = []
     found: list[HaltingModule] = []
+    runs: list[HaltingModule] = []
     for path, module in model.named_modules():
         if isinstance(module, HaltingModule):
             places.append(module.place_within(path))
             found.append(module)
+            runs += [module] if module.layers else []
         elif isinstance(module, FrozenModule):
             for own, each in module.blocks.items():
                 places.append((path, own) if each.layers else (None, _joined(path, own)))
                 found.append(each)
-    _check_copies(model)
+    _check_copies(model, runs)
     return dict(zip(names_of(places), found, strict=True))
 
 
-def _check_copies(model: nn.Module) -> None:
+def adaptive_blocks(model: nn.Module) -> dict[str, HaltingModule]:
+    """Return the adaptive parts of a network, as :func:`halting_modules` does, at least one.
+
+    Args:
+        model: Any network.
+
+    Raises:
+        TypeError: It is not a module.
+        ValueError: It has none.
+
+    Example:
+        >>> adaptive_blocks(nn.Tanh())
+        Traceback (most recent call last):
+        ValueError: expected a network with adaptive blocks, got Tanh without any: tp.adapt makes ...
+
+    """
+    found = halting_modules(model)
+    if not found:
+        raise ValueError(
+            f"expected a network with adaptive blocks, got {type(model).__name__} without any: "
+            "tp.adapt makes its layers adaptive"
+        )
+    return found
+
+
+def _check_copies(model: nn.Module, runs: Sequence[HaltingModule]) -> None:
     """Refuse a model with heads and a copy of them, which no layer asks: they would not be trained."""
-    runs = [each for each in model.modules() if isinstance(each, HaltingModule) and each.layers]
     if len({run.name for run in runs}) == len(runs):
         return
     modules = {id(module) for module in model.modules()}
