@@ -165,6 +165,9 @@ def test_the_whole_comparison_runs_goes_on_and_opens_the_test_only_when_told(wor
     own = [float(row["accuracy"]) for row in whole if row["part"] == "test"]
     assert float(means["whole"]["accuracy"]) == pytest.approx(sum(own) / 2, abs=1e-4)
     assert {row["part"] for row in means.values()} == {"test"}
+    (validated,) = out.glob("reviews_validation_*.csv")
+    with validated.open() as file:
+        assert {row["part"] for row in csv.DictReader(file)} == {"validation"}
     confident = [row for row in rows if row["network"] == "exits: confidence" and row["part"] == "validation"]
     budget = float(next(row["cost"] for row in rows if row["network"] == "student of 2 layers"))
     assert all(float(row["cost"]) <= budget + 1e-4 for row in confident)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torchpact_recipes.halting.review_criteria import LEARNED, TAUS
+from torchpact_recipes.halting.tables import means
 from torchpact_recipes.viz.figures import canvas, save
 
 if TYPE_CHECKING:
@@ -48,28 +49,6 @@ def read_rows(path: Path) -> Rows:
         return []
     with path.open(newline="") as file:
         return [*csv.DictReader(file)]
-
-
-def means(rows: Rows, keys: Sequence[str], values: Sequence[str]) -> dict[tuple[str, ...], list[float]]:
-    """Return the means over seeds of some columns, by others.
-
-    Args:
-        rows: One for each seed.
-        keys: The columns that tell groups apart.
-        values: The columns to average.
-
-    Example:
-        >>> means([{"k": "a", "v": "1"}, {"k": "a", "v": "3"}], ["k"], ["v"])
-        {('a',): [2.0]}
-
-    """
-    groups: dict[tuple[str, ...], Rows] = {}
-    for row in rows:
-        groups.setdefault(tuple(row[key] for key in keys), []).append(row)
-    return {
-        key: [sum(float(row[value]) for row in group) / len(group) for value in values]
-        for key, group in groups.items()
-    }
 
 
 def reviews_panel(rows: Rows, curves: Rows) -> Panel:

@@ -1,5 +1,6 @@
 """Choices on validation data, then the test: criteria on the exits of MiniLM beside its students."""
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from torchpact_recipes.halting.review_criteria import (
     random_accuracy,
     tried,
 )
-from torchpact_recipes.halting.tables import Row, difference, write_csv
+from torchpact_recipes.halting.tables import Row, difference, means, write_csv
 
 BUDGETS = (0.25, 0.3, 0.35, 0.4, 0.45, 0.5, 0.6, 0.7, 0.8, 0.9)
 BUDGET_LAYERS = 3
@@ -38,7 +39,9 @@ def write(work: Trained, seeds: Sequence[int], others: Sequence[str], out: Path,
     rows = _rows(work, seeds, others, parts, all_tried, records, table, budget, choice)
     out.mkdir(parents=True, exist_ok=True)
     write_csv(out / "reviews.csv", rows)
-    write_csv(out / "reviews_means.csv", _means([row for row in rows if row["part"] == parts[-1]]))
+    write_csv(out / "reviews_means.csv", _means(rows, parts[-1]))
+    validated = f"reviews_validation_{work.settings.updates}.csv"
+    write_csv(out / validated, _means(rows, "validation"))
     write_csv(out / "reviews_curves.csv", _curves(all_tried, records, parts, seeds, choice))
     if test:
         found = _differences(work, seeds, others, all_tried, records, budget, choice)
@@ -47,16 +50,17 @@ def write(work: Trained, seeds: Sequence[int], others: Sequence[str], out: Path,
         print(row)
 
 
-def _means(rows: Sequence[Row]) -> list[Row]:
-    """Return the means over seeds, a row for each network."""
-    found = []
-    for name in dict.fromkeys(row["network"] for row in rows):
-        group = [row for row in rows if row["network"] == name]
-        row: Row = {"network": name, "part": group[0]["part"], "seeds": len(group)}
-        for key in ("accuracy", "cost", "layers", "elsewhere", "random"):
-            if key in group[0]:
-                row[key] = round(sum(each[key] for each in group) / len(group), 4)
-        found.append(row)
+def _means(rows: Sequence[Row], part: str) -> list[Row]:
+    """Return the means over seeds on a part of the data, a row for each network."""
+    own = [each for each in rows if each["part"] == part]
+    found: list[Row] = []
+    for name in dict.fromkeys(each["network"] for each in own):
+        group = [each for each in own if each["network"] == name]
+        columns = ["accuracy", "cost", "layers", "elsewhere", "random"]
+        columns = [key for key in columns if key in group[0] and not math.isnan(group[0][key])]
+        (values,) = means(group, ["network"], columns).values()
+        row: Row = {"network": name, "part": part, "seeds": len(group)}
+        found.append(row | {key: round(value, 4) for key, value in zip(columns, values, strict=True)})
     return found
 
 

@@ -5,11 +5,12 @@
 For each seed: the whole network (labels), students of 2 and 3 layers (labels, and the whole network as the
 teacher), and the network with exits (likewise, or labels and its own last exit), each by equal updates; then
 criteria on the frozen exits. Weights and records stay in ``--work``, and what is there is not made again.
-Criterion and thresholds are chosen on validation data. With ``--test`` the test data is opened, and four
+Criterion and thresholds are chosen on validation data. With ``--test`` the test data is opened, and five
 files written:
 
     reviews.csv              each network and criterion at the budget: validation, test, cost, layers
     reviews_means.csv        the means over seeds, on the test data if it was opened
+    reviews_validation_N.csv the same on the validation data, after N updates
     reviews_curves.csv       accuracy at several budgets, thresholds chosen on validation data
     reviews_differences.csv  paired differences on the test data, with 95 % intervals
 

@@ -54,3 +54,27 @@ def difference(ours: str, theirs: str, found: Difference, digits: int) -> Row:
     """
     mean, low, high = (round(x, digits) for x in found)
     return {"network": ours, "less": theirs, "difference": mean, "low": low, "high": high}
+
+
+def means(
+    rows: Sequence[Row], keys: Sequence[str], values: Sequence[str]
+) -> dict[tuple[str, ...], list[float]]:
+    """Return the means over seeds of some columns, by others.
+
+    Args:
+        rows: One for each seed.
+        keys: The columns that tell groups apart.
+        values: The columns to average.
+
+    Example:
+        >>> means([{"k": "a", "v": "1"}, {"k": "a", "v": "3"}], ["k"], ["v"])
+        {('a',): [2.0]}
+
+    """
+    groups: dict[tuple[str, ...], list[Row]] = {}
+    for row in rows:
+        groups.setdefault(tuple(row[key] for key in keys), []).append(row)
+    return {
+        key: [sum(float(row[value]) for row in group) / len(group) for value in values]
+        for key, group in groups.items()
+    }
