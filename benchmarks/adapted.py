@@ -20,7 +20,6 @@ A case (a network and a size) is measured at a time, and its rows replace those 
 
 import argparse
 import copy
-import csv
 import io
 import logging
 import time
@@ -33,7 +32,7 @@ from typing import Any, NamedTuple
 import torch
 from attention_layers import ATTEMPTS, Way, openvino_way, wait_until_quiet
 from options import parser_for
-from table import write_csv
+from table import read_rows, write_csv
 from torch import Tensor, nn
 from transformers import (
     BertConfig,
@@ -367,10 +366,7 @@ def rows_of(name: str, dtype: torch.dtype, arguments: Any) -> list[Row]:
 
 def merged(path: Path, rows: list[Row]) -> list[Row]:
     """Return rows in the place of those in a file that are of the same, and all others."""
-    known: dict[tuple[str, ...], Row] = {}
-    if path.is_file():
-        with path.open(newline="") as file:
-            known = {tuple(row[key] for key in KEY): dict(row) for row in csv.DictReader(file)}
+    known: dict[tuple[str, ...], Row] = {tuple(row[key] for key in KEY): dict(row) for row in read_rows(path)}
     known |= {tuple(str(row[key]) for key in KEY): row for row in rows}
     return [known[key] for key in sorted(known, key=_place)]
 

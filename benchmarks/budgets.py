@@ -37,9 +37,8 @@ from frozen_data import (
     test_split,
     train_images,
 )
-from frozen_exits import read_rows
 from safetensors.torch import load_model, save_model
-from table import write_csv
+from table import read_rows, write_csv
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 

@@ -13,7 +13,6 @@ share of turns that stayed so. Rows of the cases that are measured replace those
 """
 
 import argparse
-import csv
 import os
 import statistics
 import subprocess
@@ -186,12 +185,11 @@ def main() -> None:
     if arguments.work:
         work(arguments.work, arguments.only[0], sys.stdout)
         return
-    from table import write_csv
+    from table import read_rows, write_csv
 
     for case in arguments.only:
         new = measured(case, arguments)
-        before = list(csv.DictReader(arguments.out.open())) if arguments.out.exists() else []
-        kept = [row for row in before if row["case"] != case]
+        kept: list[dict[str, object]] = [dict(r) for r in read_rows(arguments.out) if r["case"] != case]
         by_case = sorted([*kept, *new], key=lambda row: CASES.index(str(row["case"])))
         write_csv(arguments.out, by_case)
 

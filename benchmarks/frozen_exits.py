@@ -25,7 +25,6 @@ run once, and all exits are known. Columns, on the 10,000 test images:
 """
 
 import argparse
-import csv
 import itertools
 import tempfile
 from collections.abc import Callable
@@ -48,7 +47,7 @@ from frozen_data import (
     train_images,
 )
 from safetensors.torch import load_file, save_file
-from table import write_csv
+from table import read_rows, write_csv
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -350,14 +349,6 @@ def _fewer_file(folder: Path, seed: int) -> Path:
 def right_of_fewer(folder: Path, seed: int) -> Tensor:
     """Return what the best network with fewer units, of a budget of 0.8, has right of the test set."""
     return load_file(_fewer_file(folder, seed))["right"]
-
-
-def read_rows(path: Path) -> list[Row]:
-    """Return the rows of a file, none where it is not there."""
-    if not path.exists():
-        return []
-    with path.open(newline="") as file:
-        return [*csv.DictReader(file)]
 
 
 def _expanded(costs: Tensor, exits: Exits) -> Tensor:

@@ -31,9 +31,9 @@ from frozen_data import (
     test_split,
     train_images,
 )
-from frozen_exits import read_rows, right_of_fewer
+from frozen_exits import right_of_fewer
 from safetensors.torch import load_file, save_file
-from table import write_csv
+from table import read_rows, write_csv
 from torch import Tensor, nn
 from torch.nn import functional as F
 

@@ -9,7 +9,8 @@ frozen.png of frozen_exits.csv, as far as these are there.
 from pathlib import Path
 
 import matplotlib.pyplot as plt
-from frozen_exits import Row, read_rows
+from frozen_exits import Row
+from table import read_rows
 
 HERE = Path(__file__).parent
 IMAGES = HERE.parent / "docs" / "images"

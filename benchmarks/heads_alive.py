@@ -20,7 +20,6 @@ rows of ``confidence`` are a confidence exit, likewise calibrated. Rows that are
 """
 
 import argparse
-import csv
 import itertools
 import tempfile
 from pathlib import Path
@@ -30,7 +29,7 @@ import torch
 from bootstrap import interval
 from prefix_parity import Loop, Strings, strings, train_loop
 from safetensors.torch import load_model, save_model
-from table import write_csv
+from table import read_rows, write_csv
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
@@ -166,10 +165,7 @@ def main() -> None:
     parser.add_argument("--work", type=Path, default=Path(tempfile.gettempdir()) / "torchpact-objectives")
     arguments = parser.parse_args()
     arguments.work.mkdir(parents=True, exist_ok=True)
-    rows: list[Row] = []
-    if arguments.out.exists():
-        with arguments.out.open(newline="") as file:
-            rows = list(csv.DictReader(file))
+    rows: list[Row] = [*read_rows(arguments.out)]
     done = {tuple(row[key] for key in KEYS[:3]) for row in rows}
     for seed, per, objective in itertools.product(SEEDS, PER, OBJECTIVES):
         if (per, objective, str(seed)) in done:

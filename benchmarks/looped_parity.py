@@ -22,13 +22,12 @@ Rows are written as they are found, and those that are there are not measured ag
 """
 
 import argparse
-import csv
 import math
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from table import write_csv
+from table import read_rows, write_csv
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
@@ -243,10 +242,7 @@ def main() -> None:
     parser.add_argument("--updates", type=int, default=3000)
     parser.add_argument("--out", type=Path, default=Path(__file__).with_suffix(".csv"))
     arguments = parser.parse_args()
-    rows: list[dict[str, object]] = []
-    if arguments.out.exists():
-        with arguments.out.open() as file:
-            rows += [dict(row) for row in csv.DictReader(file)]
+    rows: list[dict[str, object]] = [dict(row) for row in read_rows(arguments.out)]
     for seed in arguments.seeds:
         if sum(row["seed"] == str(seed) for row in rows) == len(KINDS) * len(TESTS):
             continue

@@ -23,7 +23,6 @@ Rows are written one by one, and those that are there are not measured again.
 
 import argparse
 import copy
-import csv
 import itertools
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -34,7 +33,7 @@ import torch
 from exit_measures import Exits, calibrated, cost_of, rank_correlation, steps_at, strings_right
 from prefix_parity import Loop, strings, train_loop
 from safetensors.torch import load_model, save_model
-from table import write_csv
+from table import read_rows, write_csv
 from torch import Tensor, nn
 
 import torchpact as tp
@@ -248,10 +247,7 @@ def main() -> None:
     parser.add_argument("--work", type=Path, default=Path(tempfile.gettempdir()) / "torchpact-objectives")
     arguments = parser.parse_args()
     arguments.work.mkdir(parents=True, exist_ok=True)
-    rows: list[Row] = []
-    if arguments.out.exists():
-        with arguments.out.open(newline="") as file:
-            rows = list(csv.DictReader(file))
+    rows: list[Row] = [*read_rows(arguments.out)]
     done = {tuple(row[name] for name in Setting._fields) for row in rows}
     present, net, pool, held_out = None, None, [], []
     for setting in settings():

@@ -16,7 +16,6 @@ distribution of mean 12, cut at 64. Ways, interleaved, medians of the rounds:
 """
 
 import argparse
-import csv
 import math
 import random
 import statistics
@@ -26,7 +25,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from table import write_csv
+from table import read_rows, write_csv
 from torch import Tensor, nn
 
 import torchpact as tp
@@ -176,10 +175,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path(__file__).with_suffix(".csv"))
     arguments = parser.parse_args()
     torch.manual_seed(0)
-    rows: list[dict[str, object]] = []
-    if arguments.out.exists():  # of other networks and spreads
-        with arguments.out.open() as file:
-            rows += [dict(row) for row in csv.DictReader(file)]
+    rows: list[dict[str, object]] = [dict(row) for row in read_rows(arguments.out)]  # of others, too
     for name in arguments.networks:
         net = network(name)
         for kind in arguments.spreads:

@@ -6,16 +6,15 @@ torch.compile uses for that, ``torch.ops.mkldnn``, are private: they are tried o
 used if they are right and not slower.
 """
 
-import time
 from collections.abc import Callable
 from functools import cache, partial
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from torchpact.engines.attention.panels import FEW, PanelProduct, panels_fit
+from torchpact.engines.attention.panels import FEW, PanelProduct, panels_fit, trial
+from torchpact.engines.timing import timed
 from torchpact.specs.attention import Projection
 
 Function = Callable[[Tensor], Tensor]
@@ -137,13 +136,8 @@ def packing_pays(dtype: torch.dtype) -> bool:
     """
     if dtype not in PRECISIONS or not torch.backends.mkldnn.is_available():
         return False
-    rows, inputs, outputs = PROBE
-    generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
-        x, weight, bias = (
-            torch.randn(shape, generator=generator).to(dtype)
-            for shape in ((rows, inputs), (outputs, inputs), (outputs,))
-        )
+        x, weight, bias = trial(PROBE, dtype)
         try:
             packed = packed_weight(weight)
             for name, spelled in FUSED.items():
@@ -160,8 +154,8 @@ def packing_pays(dtype: torch.dtype) -> bool:
             return False
         ours, theirs = [], []
         for _ in range(5):
-            ours.append(_seconds(lambda: packed_product(x, packed, bias, "none", "")))
-            theirs.append(_seconds(lambda: F.linear(x, weight, bias)))
+            ours.append(timed(lambda: packed_product(x, packed, bias, "none", "")))
+            theirs.append(timed(lambda: F.linear(x, weight, bias)))
         return min(ours) <= 1.1 * min(theirs)
 
 
@@ -179,9 +173,3 @@ def packed_product(x: Tensor, packed: Tensor, bias: Tensor | None, function: str
 
 def _same(x: Tensor) -> Tensor:
     return x
-
-
-def _seconds(function: Callable[[], Any]) -> float:
-    start = time.perf_counter()
-    function()
-    return time.perf_counter() - start

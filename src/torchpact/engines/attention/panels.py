@@ -4,7 +4,6 @@ oneDNN inside torch takes 14 µs for one row of 384×384 on 2 cores of an AMD EP
 384→1536 take 94 and 76 µs, in bfloat16 53 and 44; from 256 rows on oneDNN is as fast or faster.
 """
 
-import time
 from collections.abc import Callable, Sequence
 from ctypes import Structure, byref, c_float, c_int32, c_void_p
 from functools import cache
@@ -16,6 +15,7 @@ from torch.nn import functional as F
 from torchpact.engines.attention.native import library, native_problem
 from torchpact.engines.cpp_build import MAX_THREADS
 from torchpact.engines.threads import kernel_threads
+from torchpact.engines.timing import timed
 
 FUNCTIONS = ("", "gelu", "gelu_tanh", "silu", "relu")
 """The activations that are fused, as the kernel numbers them."""
@@ -162,13 +162,8 @@ def panels_pay(dtype: torch.dtype) -> bool:
         return False
     if dtype == torch.bfloat16 and not library().torchpact_multiplies_pairs():
         return False
-    rows, inputs, outputs = PROBE
-    generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
-        x, weight, bias = (
-            torch.randn(shape, generator=generator).to(dtype)
-            for shape in ((rows, inputs), (outputs, inputs), (outputs,))
-        )
+        x, weight, bias = trial(PROBE, dtype)
         made = PanelProduct(weight, bias, "")
         expected = F.linear(x.float(), weight.float(), bias.float())
         if not (made(x).float() - expected).abs().max() <= expected.abs().max() / 128:
@@ -176,11 +171,21 @@ def panels_pay(dtype: torch.dtype) -> bool:
         return _least(lambda: made(x)) <= 1.1 * _least(lambda: F.linear(x, weight, bias))
 
 
+def trial(sizes: Sequence[int], dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+    """Return random rows, a weight and a bias, to try products on.
+
+    Args:
+        sizes: Rows, inputs and outputs.
+        dtype: The precision.
+
+    """
+    rows, inputs, outputs = sizes
+    generator = torch.Generator().manual_seed(0)
+    shapes = (rows, inputs), (outputs, inputs), (outputs,)
+    x, weight, bias = (torch.randn(shape, generator=generator).to(dtype) for shape in shapes)
+    return x, weight, bias
+
+
 def _least(function: Callable[[], Tensor]) -> float:
     """Return the least time that a function takes, in seconds."""
-    found = []
-    for _ in range(7):
-        start = time.perf_counter()
-        function()
-        found.append(time.perf_counter() - start)
-    return min(found)
+    return min(timed(function) for _ in range(7))
